@@ -9,18 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.demo.ledger import LedgerReader, LedgerWriter
-from fairlane.demo.results import (
+from fairlane.demo.acts import (
     NANOSECONDS,
     Run,
     backlogged_until,
-    busiest_second,
-    highest_in_flight,
+    most_in_flight,
     rate_excess,
     shares_over_time,
     worker_time,
 )
-from fairlane.simulation.measures import jain_index
+from fairlane.demo.stage import LedgerReader, LedgerWriter
+from fairlane.simulation.measures import jain_index, most_within
 
 
 def run(tenant: str, started_at: int, ended_at: int, number: int = 0) -> Run:
@@ -58,13 +57,14 @@ def test_a_run_counts_up_to_the_end_of_the_window_and_not_beyond() -> None:
     assert worker_time([run("a", 0, 100), run("b", 60, 90), run("c", 80, 90)], 70) == {"a": 70, "b": 10, "c": 0}
 
 
-def test_overlapping_runs_of_a_key_are_counted_at_their_worst_instant() -> None:
-    runs = [run("a", 0, 10), run("a", 5, 15), run("a", 9, 12), run("b", 0, 100)]
-    assert highest_in_flight(runs, by_tenant) == {"a": 3, "b": 1}
+def test_overlapping_runs_are_counted_at_their_worst_instant() -> None:
+    runs = [run("a", 0, 10), run("a", 5, 15), run("a", 9, 12)]
+    assert most_in_flight(runs) == 3
+    assert most_in_flight([]) == 0
 
 
 def test_a_slot_that_is_handed_over_is_not_counted_twice() -> None:
-    assert highest_in_flight([run("a", 0, 10), run("a", 10, 20)], by_tenant) == {"a": 1}
+    assert most_in_flight([run("a", 0, 10), run("a", 10, 20)]) == 1
 
 
 def test_a_burst_and_its_refill_leave_no_excess() -> None:
@@ -96,11 +96,13 @@ def test_the_worst_excess_is_that_of_the_worst_of_all_windows(starts: list[int],
 
 def test_the_busiest_second_may_begin_at_any_start() -> None:
     half = NANOSECONDS // 2
-    assert busiest_second([0, half, half + 1, NANOSECONDS, NANOSECONDS + half - 1, 3 * NANOSECONDS]) == 4
+    starts = [0, half, half + 1, NANOSECONDS, NANOSECONDS + half - 1, 3 * NANOSECONDS]
+    assert most_within(starts, NANOSECONDS) == (4, half)
 
 
 def test_a_second_does_not_hold_its_own_end() -> None:
-    assert busiest_second([0, NANOSECONDS]) == 1
+    assert most_within([0, NANOSECONDS], NANOSECONDS) == (1, 0)
+    assert most_within([], NANOSECONDS) == (0, 0)
 
 
 def test_the_chart_spreads_a_run_over_the_stretches_it_touches() -> None:

@@ -7,8 +7,22 @@ from collections import Counter
 import msgspec
 import pytest
 
-from fairlane.demo.results import Figures, Run, judge, measure, verdict
-from fairlane.demo.scenarios import ACTS, FAIR, FIFO, LIMITED, RATED_ENDPOINT, WHALE, Act, Delivery, Workload
+from fairlane.demo.acts import (
+    ACTS,
+    FAIR,
+    FIFO,
+    LIMITED,
+    RATED_ENDPOINT,
+    WHALE,
+    Act,
+    Delivery,
+    Figures,
+    Run,
+    Workload,
+    judge,
+    measure,
+    verdict,
+)
 
 WORK = Workload(whale_jobs=60, small_tenants=4, small_jobs=3, processes=1, slots=4)
 STEP = 1_000_000

@@ -17,7 +17,7 @@ from fairlane import App
 from fairlane.clock import ManualClock
 from fairlane.dashboard import Role, Visitor, create_dashboard
 from fairlane.dashboard.access import COOKIE, weakness_of
-from fairlane.dashboard.actions import safe_path
+from fairlane.dashboard.deeds import safe_path
 from fairlane.dashboard.security import LARGEST_BODY
 from fairlane.dashboard.site import PAGES
 from fairlane.errors import ConfigurationError, StoreUnavailable

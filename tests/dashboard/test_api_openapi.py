@@ -14,10 +14,10 @@ import msgspec
 from jsonschema import Draft202012Validator
 
 from fairlane.dashboard.access import Role
-from fairlane.dashboard.api_answers import ErrorAnswer
-from fairlane.dashboard.api_errors import CODES
+from fairlane.dashboard.api_endpoints import OPERATIONS
 from fairlane.dashboard.api_openapi import describe_api
-from fairlane.dashboard.api_operations import OPERATIONS
+from fairlane.dashboard.api_shapes import ErrorAnswer
+from fairlane.dashboard.refusals import CODES
 from fairlane.dashboard.security import OPEN_TO_VIEWERS
 from fairlane.operations import Operations
 from tests.dashboard.harness import Site

@@ -8,7 +8,7 @@ import re
 import httpx
 import pytest
 
-from fairlane.dashboard.site import DEEDS
+from fairlane.dashboard.deeds import DEEDS
 from fairlane.operations import JobFilter
 from tests.dashboard.harness import ROOT, csrf_of
 from tests.dashboard.world import API, World
@@ -173,7 +173,7 @@ async def test_what_has_ended_meanwhile_is_not_restored(world: World) -> None:
     address = undo_of(await done(client, "pause", ACME))
     world.clock.advance("6m")
     answer = await client.get(address)
-    assert (answer.status_code, "ended meanwhile" in answer.text) == (400, True)
+    assert (answer.status_code, "ended meanwhile" in answer.text) == (422, True)
 
 
 async def test_there_is_no_undo_where_partitions_had_settings_of_their_own(world: World) -> None:
@@ -188,7 +188,7 @@ async def test_there_is_no_undo_where_partitions_had_settings_of_their_own(world
 async def test_a_form_that_does_not_say_what_to_restore_is_refused(world: World, overrides: str) -> None:
     client = await world.site.visitor()
     answer = await client.get(f"{ROOT}/do/restore", params={**WHOLE, "overrides": overrides, "ending": "[]"})
-    assert answer.status_code == 400
+    assert answer.status_code == 422
 
 
 async def test_what_cannot_be_undone_says_so(world: World) -> None:

@@ -16,10 +16,10 @@ import pytest
 
 from fairlane.clock import ManualClock
 from fairlane.dashboard.access import COOKIE
-from fairlane.dashboard.api_operations import OPERATIONS
-from fairlane.dashboard.job_filters import key_query
-from fairlane.dashboard.site import DEEDS, PAGES
-from fairlane.errors import StoreUnavailable
+from fairlane.dashboard.api_endpoints import OPERATIONS
+from fairlane.dashboard.deeds import DEEDS
+from fairlane.dashboard.page import key_query
+from fairlane.dashboard.site import PAGES
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, csrf_of
 from tests.dashboard.world import API, NOBODY, World, open_world
 

@@ -84,7 +84,7 @@ async def test_the_list_goes_on_where_a_page_ended(site: Site, shop: App) -> Non
 )
 async def test_nonsense_in_the_address_is_told_and_not_believed(site: Site, path: str) -> None:
     answer = await (await site.visitor()).get(f"{ROOT}{path}")
-    assert answer.status_code == 400
+    assert answer.status_code == 422
     assert 'role="alert"' in answer.text
 
 
@@ -183,7 +183,7 @@ async def test_a_job_whose_unique_key_is_held_is_replayed_only_in_place_of_the_h
     assert (await old.status(), await holder.status()) == (State.READY, State.CANCELLED)
     visitor = await site.visitor()
     answer = await visitor.get(f"{ROOT}/do/replay-jobs", params={"job": str(old.id), "on_conflict": "return"})
-    assert answer.status_code == 400
+    assert answer.status_code == 422
 
 
 async def test_a_bulk_is_bounded_and_says_that_there_are_more(site: Site, shop: App) -> None:
@@ -195,7 +195,7 @@ async def test_a_bulk_is_bounded_and_says_that_there_are_more(site: Site, shop: 
     visitor = await site.visitor()
     for limit in ("0", "-1", "10001", "many"):
         answer = await visitor.get(f"{ROOT}/do/replay-jobs", params={"limit": limit})
-        assert answer.status_code == 400
+        assert answer.status_code == 422
 
 
 async def test_what_was_left_alone_is_told_with_the_reason(site: Site, shop: App) -> None:

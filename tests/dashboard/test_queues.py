@@ -13,7 +13,7 @@ import pytest
 from fairlane import App, Concurrency, Fair
 from fairlane.clock import ManualClock
 from fairlane.dashboard.html import sparkline
-from fairlane.dashboard.job_filters import MOST_WATCHED, key_query, keys_of, watched_from, watched_text
+from fairlane.dashboard.page import MOST_WATCHED, key_query, keys_of, watched_from, watched_text
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, csrf_of
 from tests.dashboard.test_jobs import EVIL, confirm, enqueue
 
@@ -99,7 +99,7 @@ async def test_keys_are_listed_searched_sorted_and_paged(site: Site, shop: App) 
 )
 async def test_nonsense_about_keys_is_told_and_not_believed(site: Site, query: str) -> None:
     answer = await (await site.visitor()).get(f"{ROOT}/queues/webhooks/keys?{query}")
-    assert answer.status_code == 400
+    assert answer.status_code == (400 if "%00" in query else 422)
 
 
 async def test_a_key_shows_what_runs_what_comes_next_and_what_holds_it(site: Site, shop: App) -> None:
@@ -152,7 +152,7 @@ async def test_a_change_that_makes_no_sense_is_refused_before_it_can_be_confirme
     site: Site, deed: str, fields: dict[str, str]
 ) -> None:
     answer = await (await site.visitor()).get(f"{ROOT}/do/{deed}", params=fields)
-    assert answer.status_code == 400
+    assert answer.status_code == 422
     assert 'role="alert"' in answer.text
 
 

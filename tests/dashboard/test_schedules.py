@@ -9,6 +9,7 @@ import pytest
 
 from fairlane import App
 from fairlane.clock import ManualClock
+from fairlane.dashboard.deeds import DEEDS
 from fairlane.dashboard.pages import schedules as page
 from fairlane.job import JobRecord
 from fairlane.operations import Disclosure
@@ -131,7 +132,7 @@ async def test_every_deed_is_seen_first_then_done_and_recorded_with_who_and_why(
 async def test_viewers_look_and_are_offered_nothing_to_do(site: Site, scheduled: App) -> None:
     assert "/do/" not in await looked(site, token=VIEWER_TOKEN)
     viewer = await site.visitor("vic", VIEWER_TOKEN)
-    for deed in page.DEEDS:
+    for deed in (each for each in DEEDS if each.name.endswith("-schedule")):
         refused = await viewer.get(f"{ROOT}/do/{deed.name}", params={"schedule": "hourly/sync"})
         assert refused.status_code == 403, deed.name
 
@@ -140,7 +141,7 @@ async def test_a_schedule_that_is_not_there_is_not_found_and_none_is_asked_for(s
     ann = await site.visitor()
     missing = await ann.get(f"{ROOT}/do/pause-schedule", params={"schedule": "hourly/sink"})
     assert (missing.status_code, "did you mean &#39;hourly/sync&#39;?" in missing.text) == (404, True)
-    assert (await ann.get(f"{ROOT}/do/pause-schedule")).status_code == 400
+    assert (await ann.get(f"{ROOT}/do/pause-schedule")).status_code == 422
 
 
 async def test_what_a_schedule_carries_is_redacted_as_a_job_of_it_would_be(scheduled: App, clock: ManualClock) -> None:

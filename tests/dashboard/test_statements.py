@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from fairlane.clock import ManualClock
-from fairlane.dashboard.job_filters import watched_text
+from fairlane import ManualClock
+from fairlane.dashboard.page import watched_text
 from fairlane.dashboard.site import PAGES
 from tests.dashboard.harness import ROOT, Site
 from tests.dashboard.test_api_statements import Statements, a_site

@@ -75,7 +75,7 @@ QUESTIONS: list[tuple[Asked, str]] = [
     (lambda app: assert_enqueued(app, "sent", count=0), "no task is named 'sent'"),
     (lambda app: assert_enqueued(app, "send", count=0, queue="male"), "queue='male' is unknown"),
     (lambda app: assert_enqueued(app, "send", count=0, queue="male__p0"), "queue='male__p0' is unknown"),
-    (lambda app: assert_enqueued(app, "send", count=0, state="redy"), "give one, such as State.READY"),  # type: ignore[arg-type]
+    (lambda app: assert_enqueued(app, "send", count=0, state="redy"), r"state='redy' cannot be used; give a State"),  # type: ignore[arg-type]
     (lambda app: run_for(app, -5), "duration=-5 is not a time of at least 0"),
     (lambda app: run_for(app, "tomorrow"), "run_for: duration: 'tomorrow' is not a duration"),
 ]
@@ -100,14 +100,14 @@ async def test_a_task_may_go_by_its_name_and_a_queue_by_that_of_its_partition() 
 
 @pytest.mark.parametrize("given", ["shop:app", None])
 async def test_what_is_no_app_is_named(given: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"in_memory: .* is not an App; import yours"):
+    with pytest.raises(ConfigurationError, match=r"in_memory: app=.* cannot be used; give an App"):
         async with in_memory(given):
             pass
-    with pytest.raises(ConfigurationError, match=r"in_memory: clock=.* is not a ManualClock"):
+    with pytest.raises(ConfigurationError, match=r"in_memory: clock=.* cannot be used; give a ManualClock"):
         async with in_memory(program(), clock=SystemClock()):  # type: ignore[arg-type]
             pass
-    with pytest.raises(ConfigurationError, match=r"immediate: .* is not an App"), immediate(given):
+    with pytest.raises(ConfigurationError, match=r"immediate: app=.* cannot be used; give an App"), immediate(given):
         pass
     for run in (run_until_idle(given), run_for(given, 1), enqueued_jobs(given), assert_enqueued(given, "send")):
-        with pytest.raises(ConfigurationError, match="is not an App; import yours"):
+        with pytest.raises(ConfigurationError, match=r"app=.* cannot be used; give an App"):
             await run

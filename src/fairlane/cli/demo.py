@@ -10,10 +10,9 @@ import click
 import msgspec
 from rich.console import Console
 
-from fairlane.demo.results import verdict
-from fairlane.demo.scenarios import Workload
-from fairlane.demo.show import Report, own_database, play, sqlite_file, throwaway_postgres
-from fairlane.demo.view import LineView, LiveView, SilentView, draw_report
+from fairlane.demo.acts import Workload, verdict
+from fairlane.demo.show import Report, Watcher, own_database, play, sqlite_file, throwaway_postgres
+from fairlane.demo.view import LineView, LiveView, draw_report
 from fairlane.demo.view import save_svg as save_picture
 from fairlane.errors import ConfigurationError
 
@@ -55,18 +54,18 @@ def demo(url: str | None, postgres: bool, as_json: bool, scale: float, save_svg:
         raise click.ClickException(failure)
 
 
-def _play(url: str | None, postgres: bool, scale: float, view: SilentView) -> Report:
+def _play(url: str | None, postgres: bool, scale: float, view: Watcher) -> Report:
     if url and postgres:
         raise ConfigurationError("give --url or --postgres, not both")
     venue = own_database(url) if url else throwaway_postgres() if postgres else sqlite_file()
     workload = Workload() if scale == 1 else Workload().scaled(scale)
-    with venue as place, view:
+    with venue as place, view.around():
         return play(place, workload, view)
 
 
-def _view(console: Console, as_json: bool) -> SilentView:
+def _view(console: Console, as_json: bool) -> Watcher:
     if as_json:
-        return SilentView()
+        return Watcher()
     return LiveView(console) if console.is_terminal else LineView(console)
 
 

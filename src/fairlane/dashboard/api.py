@@ -4,42 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
-from msgspec import inspect as shapes
+from msgspec import inspect as types
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, compile_path
+from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 
 from fairlane.dashboard.access import require
-from fairlane.dashboard.api_errors import Refusal, refusal_of, refused
-from fairlane.dashboard.api_operations import OPERATIONS, Asked, Operation
-from fairlane.dashboard.api_requests import NoQuery
+from fairlane.dashboard.api_endpoints import OPERATIONS, Asked, Operation
+from fairlane.dashboard.api_shapes import NoQuery
+from fairlane.dashboard.refusals import Refusal, as_json, refusal_of
 from fairlane.dashboard.security import path_of, root_of
-from fairlane.dashboard.site import dashboard_of
+
+if TYPE_CHECKING:
+    from fairlane.dashboard.site import Dashboard
 
 LONGEST_LOOK = 30.0
 """Seconds for a request that changes nothing. An action goes on until it has ended, and says what it did."""
 
 
-def routes() -> list[BaseRoute]:
-    """What is mounted into the dashboard."""
-    return [Mount("/api", app=Api(), name="api")]
-
-
 class Api:
     """Everything below `/api`. Whatever happens, the answer is JSON of the shape that is described."""
 
-    def __init__(self, operations: tuple[Operation, ...] = OPERATIONS) -> None:
-        places: dict[str, dict[str, Operation]] = {}
+    def __init__(self, dashboard: Dashboard) -> None:
+        self._dashboard = dashboard
         # Names before variables: /jobs/cancel is not the job "cancel".
-        for each in sorted(operations, key=lambda each: each.is_for_one):
-            places.setdefault(each.path, {})[each.method] = each
-        self._places = [(compile_path(path)[0], by_method) for path, by_method in places.items()]
+        ordered = sorted(OPERATIONS, key=lambda each: each.is_for_one)
+        self._places = [(compile_path(each.path)[0], each) for each in ordered]
         self._simulating = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,27 +43,22 @@ class Api:
         try:
             response = await self._answer(request)
         except Exception as error:
-            response = refused(refusal_of(error))
-        if request.method == "HEAD":
-            response = _head_of(response)
+            response = as_json(refusal_of(error))
+        if request.method == "HEAD":  # the same without its body
+            response = Response(b"", response.status_code, headers=dict(response.headers))
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
-        by_method, place = self._place(request)
-        allowed = ", ".join(_allowed(by_method))
+        operation, place = self._place(request)
+        allowed = "GET, HEAD, OPTIONS" if operation.method == "GET" else "POST, OPTIONS"
         if request.method == "OPTIONS":
             return Response(status_code=204, headers={"Allow": allowed})
-        operation = by_method.get("GET" if request.method == "HEAD" else request.method)
-        if operation is None:
-            raise Refusal(
-                405,
-                "method_not_allowed",
-                f"{request.method} is not possible here; {allowed} is",
-                headers={"Allow": allowed},
-            )
+        if request.method not in allowed.split(", "):
+            why = f"{request.method} is not possible here; {allowed} is"
+            raise Refusal(405, "method_not_allowed", why, headers={"Allow": allowed})
         visitor = require(request, operation.role)
         asked = Asked(
-            dashboard=dashboard_of(request),
+            dashboard=self._dashboard,
             visitor=visitor,
             root=root_of(request),
             place=place,
@@ -75,13 +66,13 @@ class Api:
         )
         return Response(msgspec.json.encode(await self._carried_out(operation, asked)), media_type="application/json")
 
-    def _place(self, request: Request) -> tuple[Mapping[str, Operation], dict[str, str]]:
+    def _place(self, request: Request) -> tuple[Operation, dict[str, str]]:
         path = path_of(request)
-        for pattern, by_method in self._places:
+        for pattern, operation in self._places:
             if found := pattern.match(path):
                 place = found.groupdict()
                 check_path(request, place)
-                return by_method, place
+                return operation, place
         raise Refusal(404, "not_found", f"there is nothing at {path}", remedy="/api/openapi.json says what there is")
 
     async def _carried_out(self, operation: Operation, asked: Asked) -> object:
@@ -108,19 +99,6 @@ async def _given(request: Request, operation: Operation) -> Any:
     return read_body(request, await request.body(), operation.body)
 
 
-def _allowed(by_method: Mapping[str, Operation]) -> Iterator[str]:
-    for method in by_method:
-        yield method
-        if method == "GET":
-            yield "HEAD"
-    yield "OPTIONS"
-
-
-def _head_of(response: Response) -> Response:
-    """The same without its body."""
-    return Response(b"", response.status_code, headers=dict(response.headers))
-
-
 LONGEST_QUERY = 8_000
 MOST_PARAMETERS = 100
 _JSON = re.compile(r"application/json\s*(;\s*charset=\"?utf-8\"?\s*)?\Z", re.IGNORECASE)
@@ -141,13 +119,13 @@ def read_query(request: Request, wanted: type[S]) -> S:
         raise Refusal(400, "malformed", "the query is not UTF-8, percent-encoded") from None
     except ValueError:
         raise Refusal(422, "invalid", f"give at most {MOST_PARAMETERS} parameters") from None
-    types = {field.encode_name: field.type for field in _shape(wanted).fields}
+    kinds = {field.encode_name: field.type for field in _shape(wanted).fields}
     found: dict[str, Any] = {}
     for name, value in pairs:
         _check_text(name, "the query")
         _check_text(value, name)
-        shape = types.get(name)
-        if isinstance(shape, shapes.ListType):
+        shape = kinds.get(name)
+        if isinstance(shape, types.ListType):
             found.setdefault(name, []).append(value)
         elif name in found:
             raise Refusal(422, "invalid", f"{name} is given twice", field=name)
@@ -156,18 +134,18 @@ def read_query(request: Request, wanted: type[S]) -> S:
     return _converted(found, wanted)
 
 
-def _shape(wanted: type[msgspec.Struct]) -> shapes.StructType:
-    found = shapes.type_info(wanted)
-    assert isinstance(found, shapes.StructType)
+def _shape(wanted: type[msgspec.Struct]) -> types.StructType:
+    found = types.type_info(wanted)
+    assert isinstance(found, types.StructType)
     return found
 
 
-def _value(text: str, shape: shapes.Type | None) -> Any:
+def _value(text: str, shape: types.Type | None) -> Any:
     """A parameter's text as JSON would have it. What does not fit stays text, and is refused as such."""
-    kinds = shape.types if isinstance(shape, shapes.UnionType) else (shape,)
-    if any(isinstance(kind, shapes.BoolType) for kind in kinds):
+    kinds = shape.types if isinstance(shape, types.UnionType) else (shape,)
+    if any(isinstance(kind, types.BoolType) for kind in kinds):
         return {"true": True, "false": False}.get(text, text)
-    if any(isinstance(kind, shapes.IntType) for kind in kinds) and _NUMBER.match(text):
+    if any(isinstance(kind, types.IntType) for kind in kinds) and _NUMBER.match(text):
         return int(text)
     return text
 

@@ -147,7 +147,7 @@ class EventStream:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
         # Before anything is awaited: of many who ask at once, no more may join than there is room for.
         self._live.join(self._key, self._visitor)
-        ends = [asyncio.create_task(_gone(receive)), asyncio.create_task(self._live.stopped.wait())]
+        ends = [asyncio.create_task(until_gone(receive)), asyncio.create_task(self._live.stopped.wait())]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": b": here\n\n", "more_body": True})
@@ -205,6 +205,7 @@ def _viewer(visitor: Visitor) -> str:
     return visitor.session or f"token of a {visitor.role}"
 
 
-async def _gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
+    """Return when the visitor has gone away; the body was read before."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,29 +1,32 @@
-"""What a page is: a path, a template, and one function that looks up what the template shows.
+"""What a page is: a path, a template, and one function that looks up what the template shows; and what addresses say.
 
-A new page is a module in `pages/` with a `Page`, a template of the same name, and its place in `contents.PAGES`.
+A new page is a module in `pages/` with a `Page`, a template of the same name, and its place in `site.PAGES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+from uuid import UUID
 
 from starlette.datastructures import QueryParams
+from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-from fairlane.app import App
 from fairlane.clock import Instant
 from fairlane.dashboard.access import Role
 from fairlane.errors import ConfigurationError
-from fairlane.operations import Operations
+from fairlane.job import State
+from fairlane.operations import LIMIT, JobFilter, Operations, Selection
+from fairlane.policy.keys import canonical_keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """What somebody wants to look at. Unless there is a `redact`, everybody with the same role gets the same answer."""
 
-    app: App
     operations: Operations
     role: Role
     root: str
@@ -62,18 +65,15 @@ class Page:
     submit: Submit | None = None
     """What its form leads to, shown by the same template. It changes nothing either: deeds do that. It ends when the
     visitor goes away. Only for pages that are not live: those are the same for everybody, and a form is somebody's."""
-    _pattern: Any = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_pattern", compile_path(self.path))
+    @property
+    def methods(self) -> list[str]:
+        return ["GET"] if self.submit is None else ["GET", "POST"]
 
     def values_of(self, path: str) -> dict[str, str] | None:
         """The variable parts, if this is the page of that path."""
-        pattern, _, convertors = self._pattern
-        found = pattern.match(path)
-        if found is None:
-            return None
-        return {name: str(convertors[name].convert(value)) for name, value in found.groupdict().items()}
+        found = compile_path(self.path)[0].match(path)
+        return None if found is None else found.groupdict()
 
 
 def number_from(query: QueryParams, name: str, default: int, *, low: int, high: int) -> int:
@@ -94,3 +94,87 @@ def keys_from(texts: list[str]) -> dict[str, str | None]:
                 raise ConfigurationError(f"{each!r} is not a key; write name=value, such as account=acme")
             keys[name] = value
     return keys
+
+
+# What addresses and forms say.
+
+MOST_AT_ONCE = 10_000
+FIELDS = ("queue", "state", "task", "key")
+
+
+def job_from(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise HTTPException(404, f"{text!r} is not the id of a job") from None
+
+
+def filter_from(fields: Mapping[str, str], **always: Any) -> JobFilter:
+    """`queue`, `state`, `task` and `key` (`account=acme, region=eu`); what is empty does not matter."""
+    given = {name: value for name in FIELDS if (value := fields.get(name, "").strip())}
+    state = given.get("state")
+    if state is not None and state not in map(str, State):
+        raise ConfigurationError(f"{state!r} is not a state; those are {', '.join(map(str, State))}")
+    wanted: dict[str, Any] = {
+        "queue": given.get("queue"),
+        "task": given.get("task"),
+        "state": None if state is None else State[state.upper()],
+        "keys": canonical_keys(keys_from([given.get("key", "")])),
+    }
+    return JobFilter(**{**wanted, **always})
+
+
+def shown_filter(fields: Mapping[str, str]) -> dict[str, str]:
+    """What a form shows again, and a link carries on."""
+    return {name: fields.get(name, "").strip() for name in FIELDS}
+
+
+def selection_from(fields: Mapping[str, str], **always: Any) -> Selection:
+    """The job that is named, or all that fit."""
+    named = fields.get("job", "").strip()
+    found: Sequence[UUID] | JobFilter = [job_from(named)] if named else filter_from(fields, **always)
+    return found
+
+
+def limit_from(fields: Mapping[str, str]) -> int:
+    text = fields.get("limit", "").strip() or str(LIMIT)
+    if not text.isdecimal() or len(text) > 10 or not 1 <= int(text) <= MOST_AT_ONCE:
+        raise ConfigurationError(f"at most: give a number from 1 to {MOST_AT_ONCE:,}, not {text[:20]!r}")
+    return int(text)
+
+
+MOST_WATCHED = 20
+_VALUE, _NONE = "key.", "none."
+
+
+def keys_of(fields: Mapping[str, str]) -> dict[str, str | None]:
+    """The keys that an address or a form names, exactly."""
+    keys: dict[str, str | None] = {
+        name.removeprefix(_VALUE): value for name, value in fields.items() if name.startswith(_VALUE)
+    }
+    return keys | {name.removeprefix(_NONE): None for name in fields if name.startswith(_NONE)}
+
+
+def key_query(keys: Mapping[str, str | None]) -> dict[str, str]:
+    """The same the other way round."""
+    return {
+        f"{_NONE}{name}" if value is None else f"{_VALUE}{name}": "1" if value is None else value
+        for name, value in keys.items()
+    }
+
+
+def watched_text(queue: str, keys: Mapping[str, str | None]) -> str:
+    """One watched key, as the browser keeps it: the end of its page's address."""
+    return f"{quote(queue, safe='')}/{urlencode(key_query(keys))}"
+
+
+def watched_from(texts: Sequence[str]) -> dict[str, list[dict[str, str | None]]]:
+    """Watched keys by queue; what is none is left out."""
+    found: dict[str, list[dict[str, str | None]]] = {}
+    for text in texts[:MOST_WATCHED]:
+        queue, _, query = text.partition("/")
+        keys = keys_of(dict(parse_qsl(query, keep_blank_values=True)))
+        # What is decoded here a second time may hold what the doorkeeper has not seen.
+        if queue and keys and "\0" not in unquote(text):
+            found.setdefault(unquote(queue), []).append(keys)
+    return found

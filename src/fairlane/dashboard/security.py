@@ -9,10 +9,11 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fairlane.dashboard.access import Access, Role, Visitor, is_bearer
+from fairlane.dashboard.access import Access, Role, Visitor, is_bearer, require
+from fairlane.dashboard.refusals import Refusal, as_json, refusal_of
 from fairlane.errors import FairlaneError
 
 LARGEST_BODY = 1024 * 1024
@@ -64,79 +65,77 @@ class Doorkeeper:
             await send(message)
 
         try:
-            refusal, body = await self._look_at(request, path)
-        except HTTPException as error:  # `authorize` refuses somebody in its own way
-            refusal, body = _as_the_host_says(request, error), None
-        if refusal is not None:
-            await refusal(scope, receive, guarded)
-            return
-        await self._app(scope, receive if body is None else _again(body, receive), guarded)
+            body = await self._let_in(request, path)
+        except _Instead as instead:
+            await instead.answer(scope, receive, guarded)
+        except (HTTPException, Refusal) as error:  # `authorize` refuses somebody in its own way
+            await answer_to(request, refusal_of(error))(scope, receive, guarded)
+        else:
+            await self._app(scope, receive if body is None else _again(body, receive), guarded)
 
-    async def _look_at(self, request: Request, path: str) -> tuple[Response | None, bytes | None]:
-        """What is answered instead, or nothing; and the body, if it was read: of nobody who is not let in."""
+    async def _let_in(self, request: Request, path: str) -> bytes | None:
+        """The body, if it was read: of nobody who is not let in. Whoever is refused is answered by what this raises."""
         if "\0" in path or _holds_nul(request.scope["query_string"]):
-            return refused(request, 400, "malformed", NO_NUL), None
-        is_safe = request.method in SAFE
+            raise Refusal(400, "malformed", NO_NUL)
         visitor = None
         if not path.startswith(OPEN):
-            address = address_of(request)
-            if is_bearer(request) and (wait := self._access.program_throttle.wait(address)):
-                answer = refused(request, 429, "busy", f"too many wrong tokens; try again in {wait} s")
-                answer.headers["Retry-After"] = str(wait)
-                return answer, None
-            try:
-                visitor = await self._access.admit(request)
-            except HTTPException as error:
-                if is_bearer(request) and error.status_code == 401:
-                    self._access.program_throttle.failed(address)
-                raise
-            except FairlaneError:  # its database cannot be used, for whatever reason
-                return self._unavailable(request), None
-            if visitor is None:
-                if is_bearer(request):
-                    self._access.program_throttle.failed(address)
-                return self._stranger(request), None
-            request.state.visitor = visitor
-        if is_safe:
-            return None, None
+            visitor = request.state.visitor = await self._admitted(request)
+        if request.method in SAFE:
+            return None
         # A page of another site can have cookies sent along, but no valid token; and junk anybody can send.
         is_program = visitor is not None and await self._access.is_by_token(request, visitor)
         if not is_program and not _is_same_origin(request.headers):
-            return refused(request, 403, "cross_site", "this was sent by another site"), None
-        if visitor is not None and not visitor.may_act and path not in OPEN_TO_VIEWERS:
-            why = f"this takes the role {Role.OPERATOR}; you are {visitor.name}, a {visitor.role}"
-            return refused(request, 403, "forbidden", why), None
-        try:
-            async with asyncio.timeout(SLOWEST_BODY):
-                body = await _bounded_body(request)
-        except TimeoutError:
-            return refused(request, 408, "too_slow", f"send all of it within {SLOWEST_BODY:.0f} s"), None
-        except ClientDisconnect:
-            return refused(request, 400, "malformed", "the body ended too early"), None
-        if body is None:
-            return refused(request, 413, "too_large", f"send at most {LARGEST_BODY:,} bytes"), None
+            raise Refusal(403, "cross_site", "this was sent by another site")
+        if visitor is not None and path not in OPEN_TO_VIEWERS:
+            require(request, Role.OPERATOR)
+        body = await _bounded_body(request)
         if _is_form(request) and _holds_nul(body):
-            return refused(request, 400, "malformed", NO_NUL), None
+            raise Refusal(400, "malformed", NO_NUL)
         if visitor is not None and not is_program and not self._is_own(request, visitor, body):
-            why = "the form is of another session; reload the page and try again"
-            return refused(request, 403, "forged", why), None
-        return None, body
+            raise Refusal(403, "forged", "the form is of another session; reload the page and try again")
+        return body
+
+    async def _admitted(self, request: Request) -> Visitor:
+        shows_a_token, address, throttle = is_bearer(request), address_of(request), self._access.program_throttle
+        if shows_a_token and (wait := throttle.wait(address)):
+            why = f"too many wrong tokens; try again in {wait} s"
+            raise Refusal(429, "busy", why, headers={"Retry-After": str(wait)})
+        try:
+            visitor = await self._access.admit(request)
+        except HTTPException as error:
+            if shows_a_token and error.status_code == 401:
+                throttle.failed(address)
+            raise
+        except FairlaneError:  # its database cannot be used, for whatever reason
+            raise _Instead(self._unavailable(request)) from None
+        if visitor is None:
+            if shows_a_token:
+                throttle.failed(address)
+            raise self._stranger(request)
+        return visitor
 
     def _is_own(self, request: Request, visitor: Visitor, body: bytes) -> bool:
         token = request.headers.get("x-csrf-token") or form_of(request, body).get("csrf", "")
         return self._access.is_own_form(visitor, token)
 
-    def _stranger(self, request: Request) -> Response:
+    def _stranger(self, request: Request) -> Exception:
         if self._access.login_url is not None and _is_a_person(request):
-            return RedirectResponse(_login_elsewhere(self._access.login_url, request), 303)
+            return _Instead(RedirectResponse(_login_elsewhere(self._access.login_url, request), 303))
         if self._access.authorize is not None or wants_json(request):
-            answer = refused(request, 401, "unauthorized", "log in, or send the token as Authorization: Bearer")
-            answer.headers["WWW-Authenticate"] = "Bearer"
-            return answer
+            why = "log in, or send the token as Authorization: Bearer"
+            return Refusal(401, "unauthorized", why, headers={"WWW-Authenticate": "Bearer"})
         path = path_of(request)
         asked = f"{path}?{request.url.query}" if request.url.query else path
         then = urlencode({"next": asked}) if asked not in ("", "/") else ""
-        return RedirectResponse(f"{root_of(request)}{LOGIN}{'?' if then else ''}{then}", 303)
+        return _Instead(RedirectResponse(f"{root_of(request)}{LOGIN}{'?' if then else ''}{then}", 303))
+
+
+class _Instead(Exception):
+    """Something else than what was asked for, and no refusal."""
+
+    def __init__(self, answer: Response) -> None:
+        super().__init__()
+        self.answer = answer
 
 
 def address_of(request: Request) -> str:
@@ -174,18 +173,11 @@ def _login_elsewhere(login_url: str, request: Request) -> str:
     return f"{login_url}{'&' if '?' in login_url else '?'}{urlencode({'next': asked})}"
 
 
-def refused(request: Request, status: int, code: str, message: str) -> Response:
-    """A refusal before any page is reached."""
+def answer_to(request: Request, refusal: Refusal) -> Response:
+    """A refusal for whoever asks: nothing of a page, which strangers must not see."""
     if wants_json(request):
-        return JSONResponse({"error": {"code": code, "message": message}}, status)
-    return Response(f"{message}\n", status, media_type="text/plain")
-
-
-def _as_the_host_says(request: Request, error: HTTPException) -> Response:
-    code = {401: "unauthorized", 403: "forbidden"}.get(error.status_code, "refused")
-    answer = refused(request, error.status_code, code, error.detail)
-    answer.headers.update(error.headers or {})
-    return answer
+        return as_json(refusal)
+    return PlainTextResponse(f"{refusal.message}\n", refusal.status, headers=refusal.headers)
 
 
 def form_of(request: Request, body: bytes) -> dict[str, str]:
@@ -206,19 +198,25 @@ def _holds_nul(encoded: bytes) -> bool:
     return b"\0" in encoded or b"%00" in encoded
 
 
-async def _bounded_body(request: Request) -> bytes | None:
-    """The whole body, or `None` if it is too large; then no more of it is read."""
+async def _bounded_body(request: Request) -> bytes:
+    """The whole body. If it is too large, no more of it is read."""
+    too_large = Refusal(413, "too_large", f"send at most {LARGEST_BODY:,} bytes")
     length = request.headers.get("content-length", "0")
     # Digits beyond these are not looked at: Python refuses to read numbers of some thousand of them.
     if not length.isascii() or not length.isdigit() or int(length.lstrip("0")[:12] or 0) > LARGEST_BODY:
-        return None
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > LARGEST_BODY:
-            return None
-        chunks.append(chunk)
-    return b"".join(chunks)
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(SLOWEST_BODY):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > LARGEST_BODY:
+                    raise too_large
+    except TimeoutError:
+        raise Refusal(408, "too_slow", f"send all of it within {SLOWEST_BODY:.0f} s") from None
+    except ClientDisconnect:
+        raise Refusal(400, "malformed", "the body ended too early") from None
+    return bytes(body)
 
 
 def _is_same_origin(headers: Headers) -> bool:

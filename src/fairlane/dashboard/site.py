@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -15,30 +14,31 @@ from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fairlane.app import App
 from fairlane.clock import SECOND
 from fairlane.dashboard.access import COOKIE, LONGEST_NAME, SESSION, Access, Authorize, Visitor, visitor_of
-from fairlane.dashboard.actions import Deed, deed_routes, safe_path
+from fairlane.dashboard.api import Api
+from fairlane.dashboard.deeds import deed_routes, safe_path
 from fairlane.dashboard.html import Rendering, address, fingerprint
-from fairlane.dashboard.live import INTERVALS, EventStream, Live
+from fairlane.dashboard.live import INTERVALS, EventStream, Live, until_gone
 from fairlane.dashboard.page import Ask, Page
-from fairlane.dashboard.pages import jobs, keys, overview, queues, schedules, trials, workers
-from fairlane.dashboard.security import HEADERS, Doorkeeper, address_of, form_of, path_of, root_of, wants_json
-from fairlane.errors import (
-    ConfigurationError,
-    FairlaneError,
-    InvalidJob,
-    InvalidValue,
-    JobNotFound,
-    SchemaError,
-    StoreUnavailable,
-    UnknownQueue,
-    UnknownSchedule,
+from fairlane.dashboard.pages import jobs, queues, schedules, trials, workers
+from fairlane.dashboard.refusals import Refusal, as_json, refusal_of
+from fairlane.dashboard.security import (
+    HEADERS,
+    Doorkeeper,
+    address_of,
+    answer_to,
+    form_of,
+    path_of,
+    root_of,
+    wants_json,
 )
+from fairlane.errors import FairlaneError
 from fairlane.operations import Operations
 from fairlane.redaction import Audience, Redact, Surface
 from fairlane.telemetry.fleet import Fleet
@@ -75,11 +75,7 @@ def create_dashboard(
     built = Starlette(
         routes=_routes(dashboard),
         middleware=[Middleware(Doorkeeper, access=access, unavailable=dashboard.unavailable)],
-        exception_handlers={
-            HTTPException: _tell_http_error,
-            FairlaneError: _tell_fairlane_error,
-            500: _tell_fault,
-        },
+        exception_handlers={HTTPException: _refuse, FairlaneError: _refuse, Refusal: _refuse, 500: _refuse},
     )
     built.state.dashboard = dashboard
     return built
@@ -122,23 +118,17 @@ class Dashboard:
 
     def unavailable(self, request: Request) -> Response:
         """Said while the database cannot say whether a session has ended: who asks may be anybody."""
+        again = {"Retry-After": str(RETRY_AFTER)}
         if wants_json(request):
-            message = "the database does not answer; try again shortly"
-            answer: Response = JSONResponse({"error": {"code": _CODES[503], "message": message}}, 503)
-        else:
-            answer = HTMLResponse(self.rendering.part("unavailable.html", {"root": root_of(request)}), 503)
-        answer.headers["Retry-After"] = str(RETRY_AFTER)
-        return answer
-
-    async def show(self, page: Page, ask: Ask) -> dict[str, Any]:
-        """What the template of a page is given. It is the same for everybody with the same role."""
-        return self.around(page, ask, await page.look(ask))
+            why = "the database does not answer; try again shortly"
+            return as_json(Refusal(503, "unavailable", why, headers=again))
+        shown = {"root": root_of(request)}
+        return HTMLResponse(self.rendering.part("unavailable.html", shown), 503, headers=again)
 
     def around(self, page: Page, ask: Ask, shown: dict[str, Any]) -> dict[str, Any]:
-        """What every template is given, and what this page shows."""
+        """What every template is given, and what this page shows: the same for everybody with the same role."""
         return {
             "title": page.title,
-            "ask": ask,
             "root": ask.root,
             "url": lambda path, **query: address(ask.root, path, **query),
             "may_act": ask.role.may_act,
@@ -153,7 +143,6 @@ class Dashboard:
 
     async def ask(self, page_values: dict[str, str], path: str, query: QueryParams, visitor: Visitor, root: str) -> Ask:
         return Ask(
-            app=self.app,
             operations=self.operations_for(visitor, Surface.DASHBOARD),
             role=visitor.role,
             root=root,
@@ -171,31 +160,17 @@ def dashboard_of(request: Request) -> Dashboard:
 
 
 def _routes(dashboard: Dashboard) -> list[BaseRoute]:
-    routes: list[BaseRoute] = [
+    return [
         Mount("/static", StaticFiles(packages=[("fairlane.dashboard", "static")]), name="static"),
         Route("/healthz", _healthz, methods=["GET"]),
         Route("/readyz", _readyz, methods=["GET"]),
         Route("/live", _live, methods=["GET"]),
-        *scrape_routes(dashboard.app),
+        _scrape_route(dashboard.app),
         *login_routes(dashboard),
-        *deed_routes(dashboard, DEEDS),
-        *_api_routes(),
+        *deed_routes(dashboard),
+        Mount("/api", app=Api(dashboard), name="api"),
+        *(Route(page.path, _page_endpoint(page), methods=page.methods) for page in PAGES),
     ]
-    return [*routes, *(Route(page.path, _page_endpoint(page), methods=_methods(page)) for page in PAGES)]
-
-
-def _methods(page: Page) -> list[str]:
-    return ["GET"] if page.submit is None else ["GET", "POST"]
-
-
-def _api_routes() -> Sequence[BaseRoute]:
-    """The JSON API, where it is part of the package."""
-    if find_spec("fairlane.dashboard.api") is None:
-        return ()
-    from importlib import import_module
-
-    found: Sequence[BaseRoute] = import_module("fairlane.dashboard.api").routes()
-    return found
 
 
 def _page_endpoint(page: Page) -> Any:
@@ -207,10 +182,10 @@ def _page_endpoint(page: Page) -> Any:
         values = {name: str(value) for name, value in request.path_params.items()}
         ask = await dashboard.ask(values, path_of(request), request.query_params, visitor, root_of(request))
         if request.method == "POST" and page.submit is not None:
-            given = form_of(request, await request.body())
-            shown = dashboard.around(page, ask, await unless_gone(request, page.submit(ask, given)))
+            looked = await unless_gone(request, page.submit(ask, form_of(request, await request.body())))
         else:
-            shown = await dashboard.show(page, ask)
+            looked = await page.look(ask)
+        shown = dashboard.around(page, ask, looked)
         frame = {**dashboard.frame(request), "title": shown["title"], "nav": page.nav, "now": ask.now}
         own = {} if page.submit is None else {"csrf": frame["csrf"]}
         main = dashboard.rendering.part(page.template, {**shown, **own})
@@ -242,7 +217,7 @@ async def _live(request: Request) -> Any:
 
     async def render() -> str:
         ask = await dashboard.ask(values, wanted.path, query, visitor, root)
-        return dashboard.rendering.part(page.template, await dashboard.show(page, ask))
+        return dashboard.rendering.part(page.template, dashboard.around(page, ask, await page.look(ask)))
 
     return EventStream(
         dashboard.live,
@@ -269,60 +244,26 @@ async def _readyz(request: Request) -> Response:
     return PlainTextResponse("ok\n")
 
 
-async def _tell_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    answer = _told(request, error.status_code, error.detail)
-    answer.headers.update(error.headers or {})
+async def _refuse(request: Request, error: Exception) -> Response:
+    """What goes wrong behind the doorkeeper, as a page for those who look at one."""
+    refusal = refusal_of(error)
+    if wants_json(request) or getattr(request.state, "visitor", None) is None:
+        answer = answer_to(request, refusal)
+    else:
+        back = safe_path(request.query_params.get("back"))
+        shown = {"status": refusal.status, "message": refusal.message, "back": back}
+        answer = dashboard_of(request).answer(request, "error.html", f"{refusal.status}", shown, refusal.status)
+    # A fault is answered outside of what stands before every other answer.
+    answer.headers.update({**refusal.headers, **HEADERS})
     return answer
-
-
-async def _tell_fairlane_error(request: Request, error: Exception) -> Response:
-    match error:
-        case JobNotFound() | UnknownQueue() | UnknownSchedule():
-            status = 404
-        case SchemaError() | StoreUnavailable():
-            status = 503
-        case ConfigurationError() | InvalidJob() | InvalidValue():
-            status = 400
-        case _:
-            status = 409
-    return _told(request, status, str(error))
-
-
-async def _tell_fault(request: Request, error: Exception) -> Response:
-    answer = _told(request, 500, "something went wrong here; the log of the dashboard says what")
-    # Made outside of what stands before every other answer.
-    answer.headers.update(HEADERS)
-    return answer
-
-
-def _told(request: Request, status: int, message: str) -> Response:
-    if wants_json(request):
-        return JSONResponse({"error": {"code": _CODES.get(status, "error"), "message": message}}, status)
-    if getattr(request.state, "visitor", None) is None:
-        return PlainTextResponse(f"{message}\n", status)
-    back = safe_path(request.query_params.get("back"))
-    shown = {"status": status, "message": message, "back": back}
-    return dashboard_of(request).answer(request, "error.html", f"{status}", shown, status)
-
-
-_CODES = {
-    400: "invalid",
-    401: "unauthorized",
-    403: "forbidden",
-    404: "not_found",
-    409: "conflict",
-    429: "busy",
-    503: "unavailable",
-}
 
 
 PAGES: tuple[Page, ...] = (
-    overview.PAGE,
+    queues.OVERVIEW,
     queues.QUEUES,
     queues.QUEUE,
-    keys.KEYS,
-    keys.KEY,
+    queues.KEYS,
+    queues.KEY,
     jobs.JOBS,
     jobs.JOB,
     jobs.DEAD,
@@ -331,7 +272,6 @@ PAGES: tuple[Page, ...] = (
     jobs.AUDIT,
     trials.PAGE,
 )
-DEEDS: tuple[Deed, ...] = (*jobs.DEEDS, *queues.DEEDS, *schedules.DEEDS)
 
 
 T = TypeVar("T")
@@ -341,7 +281,7 @@ CLIENT_GONE = 499
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What the work comes to. It is cancelled when the visitor goes away; its body has been read by then."""
     working = asyncio.create_task(work)
-    gone = asyncio.create_task(_gone(request))
+    gone = asyncio.create_task(until_gone(request.receive))
     try:
         await asyncio.wait([working, gone], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -352,22 +292,17 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         working.cancel()
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 NAMED_KEYS = 20
 
 
-def scrape_routes(app: App) -> list[BaseRoute]:
+def _scrape_route(app: App) -> Route:
     """However many scrape, the database is asked at most every ten seconds."""
     fleet = Fleet(app.operations.fleet_figures, app.telemetry.failures, NAMED_KEYS)
 
     async def tell_metrics(request: Request) -> Response:
         return PlainTextResponse(await fleet.text(), headers={"Content-Type": CONTENT_TYPE})
 
-    return [Route("/metrics", tell_metrics, methods=["GET"])]
+    return Route("/metrics", tell_metrics, methods=["GET"])
 
 
 def login_routes(dashboard: Dashboard) -> list[Route]:

@@ -10,9 +10,8 @@ import os
 from pathlib import Path
 
 from fairlane.app import App
-from fairlane.demo.ledger import LedgerWriter
-from fairlane.demo.scenarios import ACTS, FIFO
-from fairlane.demo.workers import STAGE_VARIABLE, wait_for_curtain
+from fairlane.demo.acts import ACTS, FIFO
+from fairlane.demo.stage import STAGE_VARIABLE, LedgerWriter, wait_for_curtain
 from fairlane.task import AsyncTask
 from fairlane.worker.context import current_run
 

@@ -6,28 +6,36 @@ Everything is enqueued before the workers start; time counts from the first star
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import msgspec
 
+from fairlane.demo.acts import ACTS, WHALE, Act, Figures, Promise, Run, Workload, judge, measure
 from fairlane.demo.app import make_app
-from fairlane.demo.ledger import LedgerReader
-from fairlane.demo.results import Figures, Promise, Run, judge, measure
-from fairlane.demo.scenarios import ACTS, WHALE, Act, Workload
-from fairlane.demo.workers import DemoFailed, Troupe, count_ready, raise_curtain
+from fairlane.demo.stage import STAGE_VARIABLE, LedgerReader, count_ready, raise_curtain
+from fairlane.errors import FairlaneError
 
 LOOK_EVERY = 0.1
 READY_WITHIN = 30.0
 STALLED_AFTER = 20.0
+STOP_WITHIN = 10.0
+GRACE = 3.0
 ENQUEUE_AT_ONCE = 1_000
+
+
+class DemoFailed(FairlaneError):
+    """The demo could not be played to its end."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -49,14 +57,6 @@ class Progress(msgspec.Struct, frozen=True):
         return self.whale_running + self.small_running
 
 
-class Watcher(Protocol):
-    """Whoever shows the demo."""
-
-    def look(self, progress: Progress) -> None: ...
-
-    def finish(self, performance: Performance) -> None: ...
-
-
 class Performance(msgspec.Struct, frozen=True):
     """An act that was played."""
 
@@ -76,6 +76,18 @@ class Report(msgspec.Struct, frozen=True):
     @property
     def figures(self) -> list[Figures]:
         return [each.figures for each in self.performances]
+
+
+class Watcher:
+    """Whoever shows the demo. This one shows nothing: for `--json`."""
+
+    def around(self) -> AbstractContextManager[object]:
+        """What lasts as long as the demo."""
+        return nullcontext()
+
+    def look(self, progress: Progress) -> None: ...
+
+    def finish(self, performance: Performance) -> None: ...
 
 
 def play(url: str, workload: Workload, watcher: Watcher, acts: Sequence[Act] = ACTS) -> Report:
@@ -100,12 +112,12 @@ def _perform(act: Act, workload: Workload, url: str, stage: Path, watcher: Watch
     asyncio.run(_enqueue(act, workload, url))
     watcher.look(Progress(act, workload, "starting workers"))
     ledger = LedgerReader(stage)
-    with Troupe(act, workload, url, stage) as troupe:
-        _wait_until_ready(troupe, workload, stage)
+    with _workers(act, workload, url, stage) as workers:
+        _wait_until_ready(workers, workload, stage)
         raise_curtain(stage)
         for progress in _follow(act, workload, ledger):
             watcher.look(progress)
-            troupe.check()
+            workers.check()
     ledger.follow()
     watcher.look(_progress(act, workload, ledger, "done"))
     return ledger.runs
@@ -122,10 +134,10 @@ async def _enqueue(act: Act, workload: Workload, url: str) -> None:
                 await app.enqueue_many(calls[first : first + ENQUEUE_AT_ONCE])
 
 
-def _wait_until_ready(troupe: Troupe, workload: Workload, stage: Path) -> None:
+def _wait_until_ready(workers: Workers, workload: Workload, stage: Path) -> None:
     deadline = time.monotonic() + READY_WITHIN
     while count_ready(stage) < workload.processes:
-        troupe.check()
+        workers.check()
         if time.monotonic() > deadline:
             raise DemoFailed(f"the workers were not ready within {READY_WITHIN:g} s")
         time.sleep(LOOK_EVERY / 10)
@@ -161,6 +173,80 @@ def _progress(act: Act, workload: Workload, ledger: LedgerReader, stage: str) ->
     )
 
 
+class Workers:
+    """The worker processes of an act, started by the public command."""
+
+    def __init__(self) -> None:
+        self._processes: dict[Path, subprocess.Popen[bytes]] = {}
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        with log.open("wb") as output:
+            self._processes[log] = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the demo, which then stops its workers itself
+            )
+
+    def check(self) -> None:
+        """Raise `DemoFailed` when a worker has ended by itself."""
+        for log, process in self._processes.items():
+            if process.poll() is not None:
+                raise DemoFailed(f"a worker ended by itself with status {process.returncode}; {_last_words(log)}")
+
+    def drain(self) -> None:
+        """Stop them as a user would, and raise `DemoFailed` where one does not end well."""
+        self.check()
+        self._tell_to_stop()
+        for log, process in self._processes.items():
+            try:
+                status = process.wait(STOP_WITHIN)
+            except subprocess.TimeoutExpired:
+                raise DemoFailed(f"a worker had not stopped {STOP_WITHIN:g} s after SIGTERM") from None
+            if status != 0:
+                raise DemoFailed(f"a worker stopped with status {status}; {_last_words(log)}")
+
+    def end(self) -> None:
+        """Give them a moment to remove what they made, such as sockets, and then end whatever is left, with everything
+        it started: each worker leads a process group of its own."""
+        self._tell_to_stop()
+        deadline = time.monotonic() + GRACE
+        for process in self._processes.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        for process in self._processes.values():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _tell_to_stop(self) -> None:
+        for process in self._processes.values():
+            process.send_signal(signal.SIGTERM)
+
+
+@contextmanager
+def _workers(act: Act, workload: Workload, url: str, stage: Path) -> Iterator[Workers]:
+    options = ["--queues", act.queue, "--concurrency", str(workload.slots), "--log-level", "warning"]
+    # The same program and the same Python as this one, whatever PATH says.
+    command = [sys.executable, "-m", "fairlane.cli", "worker", "fairlane.demo.app:app", *options]
+    environment = {**os.environ, "FAIRLANE_URL": url, STAGE_VARIABLE: str(stage)}
+    workers = Workers()
+    try:
+        for nth in range(1, workload.processes + 1):
+            workers.start(command, environment, stage / f"worker-{nth}.log")
+        yield workers
+        workers.drain()
+    finally:
+        workers.end()
+
+
+def _last_words(log: Path, lines: int = 3) -> str:
+    last = " / ".join(log.read_text(errors="replace").rstrip().splitlines()[-lines:])
+    return f"its last words: {last or '(none)'}"
+
+
 @contextmanager
 def sqlite_file() -> Iterator[str]:
     """The URL of a SQLite file in a temporary folder."""
@@ -186,11 +272,13 @@ def own_database(url: str) -> Iterator[str]:
     """The URL of a new database on the server of `url`, dropped afterwards; what `url` itself names is only a door."""
     import asyncpg
 
+    from fairlane.testing.postgres import create_database, drop_database
+
     if urlsplit(url).scheme not in ("postgresql", "postgres"):
         raise DemoFailed(f"--url takes a PostgreSQL, such as postgresql://user@host/database; {url!r} is none")
     name = f"fairlane_demo_{uuid4().hex[:12]}"
     try:
-        asyncio.run(_run_formatted(url, "create database %I", name))
+        asyncio.run(create_database(url, name))
     except asyncpg.InsufficientPrivilegeError as error:
         raise DemoFailed(
             "the demo plays in a database of its own and drops it afterwards, but this user may not create one "
@@ -201,16 +289,4 @@ def own_database(url: str) -> Iterator[str]:
     try:
         yield urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
     finally:
-        asyncio.run(_run_formatted(url, "drop database if exists %I with (force)", name))
-
-
-async def _run_formatted(url: str, statement: str, name: str) -> None:
-    import asyncpg
-
-    connection = await asyncpg.connect(url, timeout=10)
-    try:
-        # An identifier cannot be a parameter of these statements, so the server itself quotes it.
-        quoted = await connection.fetchval("select format($1, $2::text)", statement, name)
-        await connection.execute(quoted)
-    finally:
-        await connection.close()
+        asyncio.run(drop_database(url, name))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -15,9 +14,19 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fairlane.demo.results import Figures, Promise, Run, shares_over_time
-from fairlane.demo.scenarios import ACTS, RATED_ENDPOINT, WHALE, Act, Workload, class_of
-from fairlane.demo.show import Performance, Progress, Report
+from fairlane.demo.acts import (
+    ACTS,
+    RATED_ENDPOINT,
+    WHALE,
+    Act,
+    Figures,
+    Promise,
+    Run,
+    Workload,
+    class_of,
+    shares_over_time,
+)
+from fairlane.demo.show import Performance, Progress, Report, Watcher
 
 _WEB_FONT = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 
@@ -29,22 +38,7 @@ A_LINE_EVERY = 1.0  # seconds
 PICTURE_WIDTH = 84
 
 
-class SilentView:
-    """Shows nothing: for `--json`."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
-
-    def look(self, progress: Progress) -> None: ...
-
-    def finish(self, performance: Performance) -> None: ...
-
-
-class LineView(SilentView):
+class LineView(Watcher):
     """One line a second, for a log."""
 
     def __init__(self, console: Console) -> None:
@@ -75,21 +69,15 @@ class LineView(SilentView):
         )
 
 
-class LiveView(SilentView):
+class LiveView(Watcher):
     """Bars that move: who runs, who waits."""
 
     def __init__(self, console: Console) -> None:
         # Drawn only when there is something new: a thread that draws would take time from the workers.
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
-    def __enter__(self) -> Self:
-        self._live.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, traceback)
+    def around(self) -> AbstractContextManager[object]:
+        return self._live
 
     def look(self, progress: Progress) -> None:
         self._live.update(_draw_progress(progress), refresh=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -172,6 +172,25 @@ def jain_index(values: Iterable[float]) -> float:
     # Compared with the largest: squares of what is very small have no digits left.
     shares = [value / most for value in listed]
     return sum(shares) ** 2 / (len(listed) * sum(share * share for share in shares))
+
+
+def most_at_once(spans: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """The most of these spans that overlap, and since when; 0 of none."""
+    changes = [change for begin, end in spans for change in ((begin, 1), (end, -1))]
+    most = since = running = 0
+    # At one instant ends come before starts: a slot that is handed over is not counted twice.
+    for at, change in sorted(changes):
+        running += change
+        if running > most:
+            most, since = running, at
+    return most, since
+
+
+def most_within(moments: Iterable[int], length: int) -> tuple[int, int]:
+    """The most of these moments in any stretch of this length, its end left out, and where it begins; 0 of none."""
+    ordered = sorted(moments)
+    counts = ((bisect_left(ordered, at + length) - nth, at) for nth, at in enumerate(ordered))
+    return max(counts, key=lambda each: each[0], default=(0, 0))
 
 
 def _percentile(ordered: Sequence[int], share: float) -> int:

@@ -1,8 +1,16 @@
 """What a program that uses Fairlane needs in its own tests: no waiting, no server, no chance."""
 
 from fairlane.clock import ManualClock
-from fairlane.testing.assertions import EnqueuedJob, assert_enqueued, enqueued_jobs
-from fairlane.testing.runs import Ran, immediate, in_memory, run_for, run_until_idle
+from fairlane.testing.jobs import (
+    EnqueuedJob,
+    Ran,
+    assert_enqueued,
+    enqueued_jobs,
+    immediate,
+    in_memory,
+    run_for,
+    run_until_idle,
+)
 from fairlane.testing.trials import Figure, Trial, arrivals, try_policy
 
 __all__ = [

@@ -24,6 +24,7 @@ SUPERUSER = "postgres"
 UNPRIVILEGED = 65534  # "nobody": PostgreSQL refuses to run as root
 LONGEST_SOCKET_FOLDER = 80  # a socket's whole path may take 107 bytes
 START_WITHIN = 60.0  # seconds
+CONNECT_WITHIN = 30.0
 BIND_ATTEMPTS = 5
 
 
@@ -109,23 +110,13 @@ class ThrowawayPostgres:
     async def create_database(self, name: str, *, template: str = "template1") -> str:
         """Create a database as a copy of `template`, to which nobody may be connected, and return its URL."""
         # Files are copied in half the time in which their pages are logged one by one; before 15 only that was done.
-        await self._run_formatted("create database %I template %I", name, template, from_15=" strategy file_copy")
+        quickly = " strategy file_copy"
+        await _run_formatted(self.url(), "create database %I template %I", name, template, from_15=quickly)
         return self.url(name)
 
     async def drop_database(self, name: str) -> None:
         """Drop a database and every connection to it."""
-        await self._run_formatted("drop database if exists %I with (force)", name)
-
-    async def _run_formatted(self, statement: str, *identifiers: str, from_15: str = "") -> None:
-        # Identifiers cannot be parameters of these statements, so the server itself quotes them.
-        connection = await asyncpg.connect(self.url())
-        try:
-            if connection.get_server_version().major >= 15:
-                statement += from_15
-            quoted = await connection.fetchval("select format($1, variadic $2::text[])", statement, list(identifiers))
-            await connection.execute(quoted)
-        finally:
-            await connection.close()
+        await drop_database(self.url(), name)
 
     def __enter__(self) -> Self:
         try:
@@ -262,6 +253,28 @@ class ThrowawayPostgres:
                 continue
             return False
         return False
+
+
+async def create_database(url: str, name: str) -> None:
+    """Create a database on the server of `url`."""
+    await _run_formatted(url, "create database %I", name)
+
+
+async def drop_database(url: str, name: str) -> None:
+    """Drop a database on the server of `url`, and every connection to it."""
+    await _run_formatted(url, "drop database if exists %I with (force)", name)
+
+
+async def _run_formatted(url: str, statement: str, *identifiers: str, from_15: str = "") -> None:
+    # Identifiers cannot be parameters of these statements, so the server itself quotes them.
+    connection = await asyncpg.connect(url, timeout=CONNECT_WITHIN)
+    try:
+        if connection.get_server_version().major >= 15:
+            statement += from_15
+        quoted = await connection.fetchval("select format($1, variadic $2::text[])", statement, list(identifiers))
+        await connection.execute(quoted)
+    finally:
+        await connection.close()
 
 
 def _environment() -> dict[str, str]:

@@ -7,7 +7,6 @@ comes out the same every time.
 from __future__ import annotations
 
 import inspect
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
@@ -17,7 +16,7 @@ from fairlane.parameters import checked, shown
 from fairlane.policy.keys import canonical_keys
 from fairlane.policy.policy import Policy
 from fairlane.queue import Queue
-from fairlane.simulation.measures import Simulation, measure, share_when_all_wait
+from fairlane.simulation.measures import Simulation, measure, most_at_once, most_within, share_when_all_wait
 from fairlane.simulation.replay import record
 from fairlane.simulation.run import Recording
 from fairlane.simulation.workload import Duration, JobClass, RunTimes, Workload
@@ -189,25 +188,18 @@ class Trial:
     def most_in_flight(self, **keys: str | int | None) -> float:
         """The most jobs that ran at the same time."""
         record = self._record
-        changes = [(record.started_at[nth], 1) for nth in self._runs(keys)]
-        changes += [(record.finished_at[nth], -1) for nth in self._runs(keys)]
-        most = running = 0
-        when: Instant = record.began_at
-        for at, change in sorted(changes):  # at one instant, ends come before starts
-            running += change
-            if running > most:
-                most, when = running, at
-        return Figure(most, f"in flight at {_seconds(record, when)}, the most of {_named(keys)}")
+        spans = ((record.started_at[nth], record.finished_at[nth]) for nth in self._runs(keys))
+        most, when = most_at_once(spans)
+        return Figure(most, f"in flight at {_seconds(record, when or record.began_at)}, the most of {_named(keys)}")
 
     def starts_within(self, window: Duration, **keys: str | int | None) -> float:
         """The most jobs that started in any stretch of time of this length."""
         length = duration_of("starts_within: window", window)
         if length <= 0:
             raise ConfigurationError(f"starts_within({window!r}): give a time above 0")
-        starts = sorted(self._record.started_at[nth] for nth in self._runs(keys))
-        counts = [(bisect_left(starts, at + length) - nth, at) for nth, at in enumerate(starts)]
-        most, when = max(counts, key=lambda each: each[0], default=(0, self._record.began_at))
-        text = f"starts within {duration_text(length)} from {_seconds(self._record, when)}, the most of {_named(keys)}"
+        most, when = most_within((self._record.started_at[nth] for nth in self._runs(keys)), length)
+        begin = _seconds(self._record, when or self._record.began_at)
+        text = f"starts within {duration_text(length)} from {begin}, the most of {_named(keys)}"
         return Figure(most, text)
 
     def runs(self, **keys: str | int | None) -> float:

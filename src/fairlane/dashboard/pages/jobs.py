@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from fairlane.dashboard.actions import Deed, Told, told_of_report
-from fairlane.dashboard.job_filters import filter_from, job_from, limit_from, selection_from, shown_filter
-from fairlane.dashboard.page import Ask, Page, number_from
+from fairlane.dashboard.deeds import CANCEL, FORCE, PURGE, REPLAY, RETRY, Deed
+from fairlane.dashboard.page import Ask, Page, filter_from, job_from, number_from, shown_filter
 from fairlane.job import State
-from fairlane.operations import JobFilter, Operations
-from fairlane.policy.unique import checked_on_replay_conflict
 
 ROWS = 50
 WAITING = (State.SCHEDULED, State.READY)
@@ -34,79 +30,6 @@ async def look_at_job(ask: Ask) -> dict[str, Any]:
         "deeds": [deed for deed, states in _POSSIBLE if record.state in states],
     }
 
-
-async def cancel(operations: Operations, fields: Mapping[str, str], *, actor: str, reason: str, dry_run: bool) -> Told:
-    chosen, limit = selection_from(fields), limit_from(fields)
-    return told_of_report(
-        await operations.cancel_jobs(chosen, limit=limit, actor=actor, reason=reason, dry_run=dry_run)
-    )
-
-
-async def retry(operations: Operations, fields: Mapping[str, str], *, actor: str, reason: str, dry_run: bool) -> Told:
-    chosen, limit = selection_from(fields), limit_from(fields)
-    return told_of_report(await operations.retry_jobs(chosen, limit=limit, actor=actor, reason=reason, dry_run=dry_run))
-
-
-async def force(operations: Operations, fields: Mapping[str, str], *, actor: str, reason: str, dry_run: bool) -> Told:
-    job = job_from(fields.get("job", ""))
-    return told_of_report(await operations.force_jobs([job], actor=actor, reason=reason, dry_run=dry_run))
-
-
-async def replay(operations: Operations, fields: Mapping[str, str], *, actor: str, reason: str, dry_run: bool) -> Told:
-    chosen, limit = selection_from(fields), limit_from(fields)
-    delay = fields.get("delay", "").strip() or None
-    on_conflict = checked_on_replay_conflict(fields.get("on_conflict") or "reject")
-    report = await operations.replay_jobs(
-        chosen, delay=delay, on_conflict=on_conflict, limit=limit, actor=actor, reason=reason, dry_run=dry_run
-    )
-    return told_of_report(report)
-
-
-async def purge(operations: Operations, fields: Mapping[str, str], *, actor: str, reason: str, dry_run: bool) -> Told:
-    chosen, limit = selection_from(fields), limit_from(fields)
-    if isinstance(chosen, JobFilter) and chosen.state is None:
-        chosen = filter_from(fields, state=State.DEAD)
-    return told_of_report(await operations.purge_jobs(chosen, limit=limit, actor=actor, reason=reason, dry_run=dry_run))
-
-
-CANCEL = Deed(
-    name="cancel-jobs",
-    title="Cancel",
-    button="Cancel",
-    carry_out=cancel,
-    afterwards="This cannot be undone. A cancelled job can be replayed: it starts anew, at the end of its lane.",
-)
-RETRY = Deed(
-    name="retry-jobs",
-    title="Retry now",
-    button="Retry now",
-    carry_out=retry,
-    afterwards="This cannot be undone: the times that they waited for are gone. What has not started can be cancelled.",
-)
-FORCE = Deed(
-    name="force-jobs",
-    title="Run now",
-    button="Run now",
-    carry_out=force,
-    warning="It starts in the next free slot, whatever pauses and limits say. Every limit counts it.",
-    afterwards="This cannot be undone. As long as it has not started, it can be cancelled.",
-)
-REPLAY = Deed(
-    name="replay-jobs",
-    title="Replay",
-    button="Replay",
-    carry_out=replay,
-    afterwards="This cannot be undone. What has not started can be cancelled.",
-)
-PURGE = Deed(
-    name="purge-jobs",
-    title="Purge",
-    button="Purge for good",
-    carry_out=purge,
-    warning="They are removed with their history. This cannot be undone.",
-    afterwards="They are gone with their history. This cannot be undone.",
-)
-DEEDS = (CANCEL, RETRY, FORCE, REPLAY, PURGE)
 
 _POSSIBLE: tuple[tuple[Deed, tuple[State, ...]], ...] = (
     (FORCE, WAITING),

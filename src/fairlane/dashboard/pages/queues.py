@@ -1,20 +1,49 @@
-"""Queues: all of them, and one with its policy, its limits and its last hour."""
+"""Queues: all of them and what to do about them, one with its policy and its last hour, and its keys."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import msgspec
+from fairlane.dashboard.html import denial_chart, hours_chart, key_wait_chart, throughput_chart, wait_chart
+from fairlane.dashboard.page import Ask, Page, key_query, keys_of, watched_from, watched_text
+from fairlane.operations.views import HintKind, QueueStatus
 
-from fairlane.dashboard.actions import Deed, Told, told_of_change
-from fairlane.dashboard.html import denial_chart, throughput_chart, wait_chart
-from fairlane.dashboard.job_filters import keys_of
-from fairlane.dashboard.page import Ask, Page
-from fairlane.dashboard.pages.overview import LOOKS
-from fairlane.errors import ConfigurationError
-from fairlane.operations import Operations
-from fairlane.policy.overrides import Override
+LOOKS = {
+    QueueStatus.IDLE: ("", "○"),
+    QueueStatus.FLOWING: ("calm", "●"),
+    QueueStatus.LIMITED: ("calm", "▮"),
+    QueueStatus.LAGGING: ("lag", "▲"),
+    QueueStatus.PAUSED: ("lag", "‖"),
+    QueueStatus.STOPPED: ("fault", "✕"),
+    HintKind.LIMIT: ("calm", "▮"),
+    HintKind.LAG: ("lag", "▲"),
+    HintKind.WARNING: ("lag", "▲"),
+    HintKind.FAULT: ("fault", "✕"),
+    HintKind.PAUSE: ("lag", "‖"),
+}
+"""A class and a sign for each: nothing is said by colour alone."""
+ROWS = 50
+SORTS = {
+    "name": "Key",
+    "waiting": "Waiting",
+    "running": "Running",
+    "ended": "Ended 24 h",
+    "started": "Last start",
+}
+LONGEST_SEARCH = 200
+
+
+async def look_at_overview(ask: Ask) -> dict[str, Any]:
+    seen, watched = await ask.operations.overview_beside(watched_from(ask.query.getlist("watch")))
+    return {
+        "seen": seen,
+        "totals": seen.totals,
+        "looks": LOOKS,
+        "throughput": throughput_chart(seen.chart),
+        "waits": wait_chart(seen.chart),
+        "key_query": key_query,
+        "watched": watched,
+    }
 
 
 async def look_at_queues(ask: Ask) -> dict[str, Any]:
@@ -37,130 +66,48 @@ async def look_at_queue(ask: Ask) -> dict[str, Any]:
     }
 
 
-async def pause(operations: Operations, fields: Mapping[str, str], *, actor: str, reason: str, dry_run: bool) -> Told:
-    change = await operations.pause(
-        _queue(fields), keys=keys_of(fields), expires_in=_lasting(fields), actor=actor, reason=reason, dry_run=dry_run
+async def look_at_keys(ask: Ask) -> dict[str, Any]:
+    query = ask.query
+    seen = await ask.operations.list_keys(
+        ask.values["queue"],
+        query.get("by") or None,
+        sort=query.get("sort") or "waiting",
+        search=query.get("search", "").strip()[:LONGEST_SEARCH],
+        held_only=query.get("held") == "1",
+        after=query.get("after") or None,
+        limit=ROWS,
     )
-    return told_of_change(change)
+    return {
+        "title": f"Keys of {seen.queue}",
+        "seen": seen,
+        "by": ",".join(seen.by),
+        "held": query.get("held") == "1",
+        "is_first": not query.get("after"),
+        "sorts": SORTS,
+        "key_query": key_query,
+        "watched_text": watched_text,
+    }
 
 
-async def resume(operations: Operations, fields: Mapping[str, str], *, actor: str, reason: str, dry_run: bool) -> Told:
-    change = await operations.resume(_queue(fields), keys=keys_of(fields), actor=actor, reason=reason, dry_run=dry_run)
-    return told_of_change(change)
+async def look_at_key(ask: Ask) -> dict[str, Any]:
+    queue, keys = ask.values["queue"], keys_of(ask.query)
+    seen = await ask.operations.show_key(queue, keys)
+    return {
+        "title": ", ".join(f"{name}={value}" for name, value in seen.view.keys.items()),
+        "queue": queue,
+        "seen": seen,
+        "view": seen.view,
+        "query": key_query(seen.view.keys),
+        "watched_text": watched_text(queue, seen.view.keys),
+        "hours": hours_chart(seen.now, seen.view.hours, seen.hours_failed),
+        "waits": key_wait_chart(seen.minutes),
+    }
 
 
-async def suspend(operations: Operations, fields: Mapping[str, str], *, actor: str, reason: str, dry_run: bool) -> Told:
-    change = await operations.suspend(
-        _queue(fields), expires_in=_lasting(fields), actor=actor, reason=reason, dry_run=dry_run
-    )
-    return told_of_change(change)
-
-
-async def unsuspend(
-    operations: Operations, fields: Mapping[str, str], *, actor: str, reason: str, dry_run: bool
-) -> Told:
-    return told_of_change(await operations.unsuspend(_queue(fields), actor=actor, reason=reason, dry_run=dry_run))
-
-
-async def set_limit(
-    operations: Operations, fields: Mapping[str, str], *, actor: str, reason: str, dry_run: bool
-) -> Told:
-    change = await operations.set_limit(
-        _queue(fields),
-        fields.get("limit", ""),
-        _number(fields, "value"),
-        keys=keys_of(fields),
-        expires_in=_lasting(fields),
-        actor=actor,
-        reason=reason,
-        dry_run=dry_run,
-    )
-    return told_of_change(change)
-
-
-async def clear_limit(
-    operations: Operations, fields: Mapping[str, str], *, actor: str, reason: str, dry_run: bool
-) -> Told:
-    change = await operations.clear_limit(
-        _queue(fields), fields.get("limit", ""), keys=keys_of(fields), actor=actor, reason=reason, dry_run=dry_run
-    )
-    return told_of_change(change)
-
-
-async def set_weight(
-    operations: Operations, fields: Mapping[str, str], *, actor: str, reason: str, dry_run: bool
-) -> Told:
-    change = await operations.set_weight(
-        _queue(fields),
-        _number(fields, "value"),
-        keys=keys_of(fields),
-        expires_in=_lasting(fields),
-        actor=actor,
-        reason=reason,
-        dry_run=dry_run,
-    )
-    return told_of_change(change)
-
-
-async def clear_weight(
-    operations: Operations, fields: Mapping[str, str], *, actor: str, reason: str, dry_run: bool
-) -> Told:
-    change = await operations.clear_weight(
-        _queue(fields), keys=keys_of(fields), actor=actor, reason=reason, dry_run=dry_run
-    )
-    return told_of_change(change)
-
-
-async def restore(operations: Operations, fields: Mapping[str, str], *, actor: str, reason: str, dry_run: bool) -> Told:
-    """What undoes a change: see `acting`, which fills in the form."""
-    try:
-        overrides = msgspec.json.decode(fields.get("overrides", ""), type=list[Override])
-        ending = msgspec.json.decode(fields.get("ending", ""), type=list[str])
-    except msgspec.DecodeError:
-        raise ConfigurationError("what is to be restored? The form did not say") from None
-    change = await operations.restore_overrides(
-        _queue(fields), overrides, ending=ending, actor=actor, reason=reason, dry_run=dry_run
-    )
-    return told_of_change(change)
-
-
-def _queue(fields: Mapping[str, str]) -> str:
-    queue = fields.get("queue", "")
-    if not queue:
-        raise ConfigurationError("which queue? The form did not say")
-    return queue
-
-
-def _lasting(fields: Mapping[str, str]) -> str | None:
-    return fields.get("lasting", "").strip() or None
-
-
-def _number(fields: Mapping[str, str], name: str) -> float:
-    text = fields.get(name, "").strip()
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigurationError(f"{text!r} is not a number") from None
-
-
-DEEDS = (
-    Deed(name="pause", title="Pause", button="Pause", carry_out=pause, lasts=True),
-    Deed(name="resume", title="Resume", button="Resume", carry_out=resume),
-    Deed(
-        name="suspend",
-        title="Suspend all limits",
-        button="Suspend",
-        carry_out=suspend,
-        lasts=True,
-        warning="No limit of the queue holds anything back meanwhile. All go on counting.",
-    ),
-    Deed(name="unsuspend", title="Let limits hold again", button="Let them hold", carry_out=unsuspend),
-    Deed(name="set-limit", title="Change a limit", button="Change it", carry_out=set_limit),
-    Deed(name="clear-limit", title="Back to the declared limit", button="Clear", carry_out=clear_limit),
-    Deed(name="set-weight", title="Change a weight", button="Change it", carry_out=set_weight),
-    Deed(name="clear-weight", title="Back to the declared weight", button="Clear", carry_out=clear_weight),
-    Deed(name="restore", title="Restore what was there before", button="Restore", carry_out=restore),
+OVERVIEW = Page(
+    path="/", title="Overview", template="overview.html", look=look_at_overview, nav="Overview", shortcut="o"
 )
-
 QUEUES = Page(path="/queues", title="Queues", template="queues.html", look=look_at_queues, nav="Queues", shortcut="q")
 QUEUE = Page(path="/queues/{queue}", title="Queue", template="queue.html", look=look_at_queue, nav="Queues")
+KEYS = Page(path="/queues/{queue}/keys", title="Keys", template="keys.html", look=look_at_keys, nav="Queues")
+KEY = Page(path="/queues/{queue}/key", title="Key", template="key.html", look=look_at_key, nav="Queues")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from string import Template
 from threading import Lock
 from typing import Any
-
-import msgspec
 
 from fairlane.clock import measured, microseconds
 from fairlane.dashboard.page import Ask, Page
@@ -17,7 +16,7 @@ from fairlane.operations import PolicyInForce
 from fairlane.operations.trials import MOST_SIMULATED, MOST_SLOTS, Misread, Tried, read_policy_text, read_workload_text
 from fairlane.policy.documents import policy_text
 from fairlane.policy.policy import Policy
-from fairlane.simulation.measures import Group, LimitUse, Simulation, Timeline
+from fairlane.simulation.measures import Group, Simulation, Timeline
 
 DEFAULT_SLOTS = "100"
 HISTORY, DECLARED = "history", "declared"
@@ -38,56 +37,43 @@ class _Form:
     workload: str = ""
     slots: str = DEFAULT_SLOTS
     until: str = ""
-    problems: Mapping[str, Misread] = field(default_factory=dict)
-    """By field; of the whole: `form`."""
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> _Form:
         # A browser sends every line end as two signs, and a line is counted by one of them.
-        typed = {name: value.replace("\r\n", "\n") for name, value in given.items() if name in cls.__slots__}
-        typed.pop("problems", None)
-        return msgspec.convert(typed, cls)
-
-    def refused(self, problems: Mapping[str, Misread]) -> _Form:
-        return replace(self, problems=problems)
+        return cls(**{name: value.replace("\r\n", "\n") for name, value in given.items() if name in cls.__slots__})
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What is to be tried, read from a form."""
-
-    policies: list[Policy]
-    slots: int
-    options: dict[str, Any]
+Problems = dict[str, Misread]
+"""By field; of the whole: `form`."""
 
 
 async def look(ask: Ask) -> dict[str, Any]:
     known = await ask.operations.show_policies()
     queue = ask.query.get("queue", "") or (known[0].queue if known else "")
-    form = _Form(queue=queue, slots=await _slots_of(ask, queue))
-    return _shown(_loaded(form, known), known)
+    return _loaded(_Form(queue=queue, slots=await _slots_of(ask, queue)), known)
 
 
 async def submit(ask: Ask, given: Mapping[str, str]) -> dict[str, Any]:
     known = await ask.operations.show_policies()
     form = _Form.of(given)
     if given.get("do") == "load":
-        return _shown(_loaded(form, known), known)
-    wanted = _read(form)
-    if not isinstance(wanted, _Wanted):
-        return _shown(form.refused(wanted), known)
-    try:
-        tried = await _one_at_a_time(ask, wanted)
-    except (ConfigurationError, UnknownQueue) as error:
-        return _shown(form.refused({"form": Misread(words=str(error))}), known)
-    return _shown(form, known) | {"result": compare(tried, wanted.policies, form.queue)}
+        return _loaded(form, known)
+    policies, options, problems = _read(form)
+    if not problems:
+        try:
+            tried = await _one_at_a_time(ask, policies, options)
+            return _shown(form, known) | {"result": compare(tried, policies, form.queue)}
+        except (ConfigurationError, UnknownQueue) as error:
+            problems = {"form": Misread(words=str(error))}
+    return _shown(form, known, problems)
 
 
-async def _one_at_a_time(ask: Ask, wanted: _Wanted) -> list[Tried]:
+async def _one_at_a_time(ask: Ask, policies: Sequence[Policy], options: dict[str, Any]) -> list[Tried]:
     if not _UNDER_WAY.acquire(blocking=False):
         raise ConfigurationError(BUSY)
     try:
-        return await ask.operations.try_policies(wanted.policies, slots=wanted.slots, **wanted.options)
+        return await ask.operations.try_policies(policies, **options)
     finally:
         _UNDER_WAY.release()
 
@@ -99,35 +85,28 @@ async def _slots_of(ask: Ask, queue: str) -> str:
     return str(min(slots, MOST_SLOTS)) if slots else DEFAULT_SLOTS
 
 
-def _loaded(form: _Form, known: list[PolicyInForce]) -> _Form:
+def _loaded(form: _Form, known: list[PolicyInForce]) -> dict[str, Any]:
     """The form with the policy in force; what was typed elsewhere stays."""
     found = _in_force(form.queue, known)
+    form = replace(form, workload=form.workload if form.workload.strip() else _examples(found)[0][1])
     if found is None:
-        words = f"no policy of a queue {form.queue!r} is known to this database" if form.queue else ""
-        problems = {"queue": Misread(words=words)} if words else {}
-        return replace(form, source=DECLARED, workload=_workload(form, found), problems=problems)
+        words = f"no policy of a queue {form.queue!r} is known to this database"
+        return _shown(replace(form, source=DECLARED), known, {"queue": Misread(words=words)} if form.queue else {})
     text = policy_text(found)
     is_untouched = not form.b.strip() or form.b.strip() == form.a.strip()
-    return replace(form, a=text, b=text if is_untouched else form.b, workload=_workload(form, found))
-
-
-def _workload(form: _Form, policy: Policy | None) -> str:
-    if form.workload.strip():
-        return form.workload
-    return workload_examples(() if policy is None else policy.stamped_keys)[0].text
+    return _shown(replace(form, a=text, b=text if is_untouched else form.b), known)
 
 
 def _in_force(queue: str, known: list[PolicyInForce]) -> Policy | None:
     return next((each.policy for each in known if each.queue == queue), None)
 
 
-def _shown(form: _Form, known: list[PolicyInForce]) -> dict[str, Any]:
-    policy = _in_force(form.queue, known)
+def _shown(form: _Form, known: list[PolicyInForce], problems: Mapping[str, Misread] | None = None) -> dict[str, Any]:
     return {
         "form": form,
-        "problems": form.problems,
+        "problems": problems or {},
         "queues": [each.queue for each in known if each.policy is not None],
-        "examples": workload_examples(() if policy is None else policy.stamped_keys),
+        "examples": _examples(_in_force(form.queue, known)),
         "overrides": sum(len(each.overrides) for each in known if each.queue == form.queue),
         "most_jobs": MOST_SIMULATED,
         "most_slots": MOST_SLOTS,
@@ -138,37 +117,31 @@ def _shown(form: _Form, known: list[PolicyInForce]) -> dict[str, Any]:
 # Reading what was typed.
 
 
-def _read(form: _Form) -> _Wanted | dict[str, Misread]:
-    """What is to be tried, or every problem at once: whoever mends one must not meet the next one by one."""
-    problems: dict[str, Misread] = {}
+def _read(form: _Form) -> tuple[list[Policy], dict[str, Any], Problems]:
+    """What is to be tried, and every problem at once: whoever mends one must not meet the next one by one."""
+    problems: Problems = {}
     policies: list[Policy] = []
     for name, text in (("a", form.a), ("b", form.b)):
-        if name == "b" and not text.strip():
-            continue
-        policy = read_policy_text(text)
-        if isinstance(policy, Misread):
-            problems[name] = policy
-        else:
-            policies.append(policy)
-    slots = _number(form.slots, problems)
-    options = _jobs(form, problems)
-    if form.until.strip() and _is_time("until", form.until, problems):
-        options["until"] = form.until.strip()
-    return problems or _Wanted(policies, slots, options)
-
-
-def _jobs(form: _Form, problems: dict[str, Misread]) -> dict[str, Any]:
+        if name == "a" or text.strip():
+            policy = read_policy_text(text)
+            if isinstance(policy, Misread):
+                problems[name] = policy
+            else:
+                policies.append(policy)
+    options: dict[str, Any] = {"slots": _number(form.slots, problems)}
     if form.source == HISTORY:
         _is_time("last", form.last, problems)
-        return {"history": form.queue, "last": form.last.strip()}
-    workload = read_workload_text(form.workload)
-    if isinstance(workload, Misread):
-        problems["workload"] = workload
-        return {}
-    return {"workload": workload}
+        options |= {"history": form.queue, "last": form.last.strip()}
+    else:
+        options["workload"] = workload = read_workload_text(form.workload)
+        if isinstance(workload, Misread):
+            problems["workload"] = workload
+    if form.until.strip() and _is_time("until", form.until, problems):
+        options["until"] = form.until.strip()
+    return policies, options, problems
 
 
-def _number(text: str, problems: dict[str, Misread]) -> int:
+def _number(text: str, problems: Problems) -> int:
     typed = text.strip().replace(",", "")
     if typed.isascii() and typed.isdigit() and 1 <= int(typed[:9]) <= MOST_SLOTS and len(typed) < 9:
         return int(typed)
@@ -176,7 +149,7 @@ def _number(text: str, problems: dict[str, Misread]) -> int:
     return 0
 
 
-def _is_time(name: str, text: str, problems: dict[str, Misread]) -> bool:
+def _is_time(name: str, text: str, problems: Problems) -> bool:
     try:
         microseconds(text.strip())
     except FairlaneError as error:
@@ -210,18 +183,6 @@ BRIEF = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """One policy, and what it came to."""
-
-    letter: str
-    simulation: Simulation
-    code: str
-    """The policy as one would declare it."""
-    notes: tuple[str, ...]
-    """What a simulation cannot know about it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     title: str
     letter: str | None
@@ -238,32 +199,22 @@ class Row:
     """Its wait at p95, as a part of the longest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    sides: list[Side]
-    words: list[str]
-    charts: list[Chart]
-    classes: list[Row]
-    keys: list[Row]
-    limits: list[tuple[str, LimitUse]]
-    by: str
-
-
-def compare(tried: Sequence[Tried], policies: Sequence[Policy], queue: str) -> Comparison:
-    """Everything that the page shows of them."""
+def compare(tried: Sequence[Tried], policies: Sequence[Policy], queue: str) -> dict[str, Any]:
+    """Everything that the page shows of them. Each side has one policy: as it would be declared, what it came to, and
+    what a simulation cannot know about it."""
     found = [simulation for simulation, _ in tried]
-    return Comparison(
-        sides=[
-            Side(letter=letter, simulation=each, code=declaration(policy, queue), notes=tuple(_notes(policy)))
+    return {
+        "sides": [
+            {"letter": letter, "simulation": each, "code": declaration(policy, queue), "notes": list(_notes(policy))}
             for letter, each, policy in zip(LETTERS, found, policies, strict=False)
         ],
-        words=_in_words(found),
-        charts=_charts(tried),
-        classes=_rows([each.classes for each in found]),
-        keys=_rows([sorted(each.keys, key=lambda group: -group.waits.p95)[:SHOWN_KEYS] for each in found]),
-        limits=[(letter, use) for letter, each in zip(LETTERS, found, strict=False) for use in each.limits],
-        by=", ".join(found[0].by),
-    )
+        "words": _in_words(found),
+        "charts": _charts(tried),
+        "classes": _rows([each.classes for each in found]),
+        "slowest": _rows([sorted(each.keys, key=lambda group: -group.waits.p95)[:SHOWN_KEYS] for each in found]),
+        "limits": [(letter, use) for letter, each in zip(LETTERS, found, strict=False) for use in each.limits],
+        "by": ", ".join(found[0].by),
+    }
 
 
 def declaration(policy: Policy, queue: str) -> str:
@@ -387,82 +338,65 @@ def _ranked(title: str, unit: str, sides: Sequence[Sequence[float]]) -> Chart:
     return Chart(title=title, letter=None, data=json.dumps(data))
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A text for a field, and what it is about."""
+# What tends to happen to queues, as texts for the form.
 
-    title: str
-    text: str
+WORKLOADS = {
+    "one tenant floods the queue": """\
+# One enqueues 3,000 jobs at once; forty others send bursts of five.
+[[classes]]
+name = "hot"
+keys = $hot
+jobs = 3000
+run_time = "50ms"
+
+[[classes]]
+name = "small"
+keys = $small
+count = 40      # small-0 to small-39
+jobs = 40       # each
+burst = 5
+every = "2s"
+run_time = { exponential = "50ms" }""",
+    "long jobs beside short ones": """\
+# As many jobs each, but those of one take thirty times as long.
+[[classes]]
+name = "long"
+keys = $hot
+jobs = 300
+run_time = "3s"
+
+[[classes]]
+name = "short"
+keys = $small
+count = 10
+jobs = 300
+run_time = "100ms\"""",
+    "steady traffic, some of it failing": """\
+# Arrivals at random times; one run in ten fails and is tried again.
+[[classes]]
+name = "steady"
+keys = $many
+count = 100
+jobs = 60
+poisson = 0.5   # arrivals a second, of each
+run_time = { lognormal = "400ms" }
+failures = 0.1
+max_attempts = 5
+backoff = "2s\"""",
+}
 
 
-def workload_examples(keys: Sequence[str]) -> list[Example]:
-    """What tends to happen to queues, for jobs that carry these keys."""
-    names = list(keys) or ["account"]
-    hot, small, many = _keys(names, "acme", "1"), _keys(names, "small-{n}", "{n}"), _keys(names, "tenant-{n}", "{n}")
-    return [
-        Example(
-            "one tenant floods the queue",
-            "\n".join(
-                [
-                    "# One enqueues 3,000 jobs at once; forty others send bursts of five.",
-                    *_class("hot", hot, "jobs = 3000", 'run_time = "50ms"'),
-                    "",
-                    *_class(
-                        "small",
-                        small,
-                        "count = 40      # small-0 to small-39",
-                        "jobs = 40       # each",
-                        "burst = 5",
-                        'every = "2s"',
-                        'run_time = { exponential = "50ms" }',
-                    ),
-                ]
-            ),
-        ),
-        Example(
-            "long jobs beside short ones",
-            "\n".join(
-                [
-                    "# As many jobs each, but those of one take thirty times as long.",
-                    *_class("long", hot, "jobs = 300", 'run_time = "3s"'),
-                    "",
-                    *_class("short", small, "count = 10", "jobs = 300", 'run_time = "100ms"'),
-                ]
-            ),
-        ),
-        Example(
-            "steady traffic, some of it failing",
-            "\n".join(
-                [
-                    "# Arrivals at random times; one run in ten fails and is tried again.",
-                    *_class(
-                        "steady",
-                        many,
-                        "count = 100",
-                        "jobs = 60",
-                        "poisson = 0.5   # arrivals a second, of each",
-                        'run_time = { lognormal = "400ms" }',
-                        "failures = 0.1",
-                        "max_attempts = 5",
-                        'backoff = "2s"',
-                    ),
-                ]
-            ),
-        ),
-    ]
+def _examples(policy: Policy | None) -> list[tuple[str, str]]:
+    """Titles and texts, for jobs that carry the keys of this policy."""
+    names = list(policy.stamped_keys if policy is not None else ()) or ["account"]
+    keys = {
+        "hot": _keys(names, "acme", "1"),
+        "small": _keys(names, "small-{n}", "{n}"),
+        "many": _keys(names, "tenant-{n}", "{n}"),
+    }
+    return [(title, Template(text).substitute(keys)) for title, text in WORKLOADS.items()]
 
 
 def _keys(names: Sequence[str], first: str, others: str) -> str:
-    pairs = [
-        f"{_bare(name)} = {json.dumps(first if not nth else f'{name}-{others}')}" for nth, name in enumerate(names)
-    ]
-    return "keys = { " + ", ".join(pairs) + " }"
-
-
-def _bare(name: str) -> str:
-    is_bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
-    return name if is_bare else json.dumps(name)
-
-
-def _class(name: str, keys: str, *lines: str) -> list[str]:
-    return ["[[classes]]", f'name = "{name}"', keys, *lines]
+    pairs = [f"{name} = {json.dumps(f'{name}-{others}' if nth else first)}" for nth, name in enumerate(names)]
+    return "{ " + ", ".join(pairs) + " }"

@@ -1,4 +1,4 @@
-"""Every answer of the JSON API that is not 200: one shape, and codes that stay."""
+"""Why a request is not carried out: one mapping of errors, for pages and for the JSON API, and codes that stay."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def refusal_of(error: Exception) -> Refusal:
     )
 
 
-def refused(refusal: Refusal) -> Response:
+def as_json(refusal: Refusal) -> Response:
     """The envelope."""
     told: dict[str, Any] = {"code": refusal.code, "message": refusal.message}
     told |= {name: value for name in ("remedy", "field") if (value := getattr(refusal, name)) is not None}

@@ -1,4 +1,6 @@
-"""The ledger: what ran, written down by the handlers themselves, one append-only file for each worker process.
+"""The stage: the folder that the processes of an act share, with a curtain and a ledger.
+
+The ledger says what ran, written down by the handlers themselves, in one append-only file for each worker process:
 
     + <started_at> <number> <tenant> <endpoint> <admitted_at>
     - <ended_at> <number>
@@ -9,6 +11,8 @@ Times are nanoseconds of the monotonic clock, which on one machine all processes
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +20,37 @@ from pathlib import Path
 
 import msgspec
 
-from fairlane.demo.results import NANOSECONDS, Run
+from fairlane.demo.acts import NANOSECONDS, Run
+
+STAGE_VARIABLE = "FAIRLANE_DEMO_STAGE"
+"""Names the folder that an act's processes share."""
+LOOK_EVERY = 0.005
+LOOK_FOR_PARENT_EVERY = 0.5
+
+
+def wait_for_curtain(stage: Path) -> None:
+    """In a worker process: return when all of them are ready. Ends this process if whoever started it is gone."""
+    parent = os.getppid()
+    (stage / f"{os.getpid()}.ready").touch()
+    while not (stage / "curtain").exists():
+        if os.getppid() != parent:
+            raise SystemExit("whoever started this worker is gone")
+        time.sleep(LOOK_EVERY)
+    threading.Thread(target=_leave_with, args=(parent,), name="fairlane-demo-parent", daemon=True).start()
+
+
+def _leave_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_FOR_PARENT_EVERY)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def count_ready(stage: Path) -> int:
+    return sum(1 for _ in stage.glob("*.ready"))
+
+
+def raise_curtain(stage: Path) -> None:
+    (stage / "curtain").touch()
 
 
 class LedgerWriter:

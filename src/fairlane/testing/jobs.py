@@ -1,4 +1,4 @@
-"""Running jobs in a test: everything that can run now, or that becomes due, with nothing left to chance and no waiting.
+"""Jobs in a test: running all that can run now, or that becomes due, without waiting, and asking what was enqueued.
 
 The jobs are claimed from the app's own store under its own policies, and run and settled by the code that a worker
 runs. What a worker does by its own time, this does when it is told to.
@@ -7,28 +7,30 @@ runs. What a worker does by its own time, this does when it is told to.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import Any
 from uuid import UUID, uuid4
 
 from fairlane.app import App
 from fairlane.clock import Instant, ManualClock, microseconds
 from fairlane.declaration_checks import checked_time
-from fairlane.errors import ConfigurationError
+from fairlane.errors import ConfigurationError, UndecodablePayload, UnknownQueue
 from fairlane.handle import Enqueued
-from fairlane.job import Claim, State
+from fairlane.job import Claim, JobRecord, State
 from fairlane.job_builder import Stamp
 from fairlane.operations.requests import find_jobs
-from fairlane.parameters import checked
+from fairlane.parameters import checked, shown
+from fairlane.policy.keys import canonical_keys
+from fairlane.policy.partitions import parse_partition
 from fairlane.queue import partitions_served
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
-from fairlane.task import Call
-from fairlane.testing.assertions import check_app, check_clock, schedules_named
+from fairlane.task import Call, Task
 from fairlane.waits import Outage
 from fairlane.worker.context import JobContext, current_run
 from fairlane.worker.execution import Execution
@@ -60,7 +62,7 @@ class Ran:
     """What the task raised."""
 
 
-@checked(unchecked=["app", "queues", "concurrency"])
+@checked(unchecked=["queues", "concurrency"])
 async def run_until_idle(
     app: App,
     *,
@@ -75,12 +77,11 @@ async def run_until_idle(
     a lease), again and again, until no job waits for time any more. `timeout` is in real seconds: a task that never
     ends is an error that names it. Schedules have no end, and are left alone: `run_for` fires them.
     """
-    check_app("run_until_idle", app)
     options = WorkerOptions(queues=queues, concurrency=concurrency)
     return await _bounded(app, options, timeout, None, advance)
 
 
-@checked(unchecked=["app", "duration", "queues", "concurrency"])
+@checked(unchecked=["duration", "queues", "concurrency"])
 async def run_for(
     app: App,
     duration: timedelta | str | float,
@@ -96,9 +97,8 @@ async def run_for(
     `schedules` says which schedules are fired: all, none (`False`), or those of these names. One that is left out
     stands still, and has missed its slots when it is fired again.
     """
-    check_app("run_for", app)
     clock, time = _manual(app, "run_for"), checked_time("run_for: duration", duration)
-    fired = schedules_named(app, "run_for", schedules)
+    fired = _schedules_named(app, "run_for", schedules)
     options = WorkerOptions(queues=queues, concurrency=concurrency)
     return await _bounded(app, options, timeout, clock.now() + time, True, fired)
 
@@ -289,6 +289,7 @@ class _Watch(Middleware):
             raise
 
 
+@checked()
 @contextmanager
 def immediate(app: App) -> Iterator[None]:
     """Inside the block, enqueueing a job of this app runs it, and what its task raises is raised there.
@@ -296,7 +297,6 @@ def immediate(app: App) -> Iterator[None]:
     The job is stored, claimed, run and settled as ever: what is not due yet, or held by a limit, stays where it is.
     Jobs that a task enqueues have run too by then.
     """
-    check_app("immediate", app)
     running = _RunAtOnce(app)
     app.middlewares.insert(0, running)
     try:
@@ -319,11 +319,10 @@ class _RunAtOnce(Middleware):
         return enqueued
 
 
+@checked()
 @asynccontextmanager
 async def in_memory(app: App, clock: ManualClock | None = None) -> AsyncIterator[ManualClock]:
     """Let an app use an empty database in memory, and the clock that this gives, inside the block."""
-    check_app("in_memory", app)
-    check_clock("in_memory", clock)
     url, own = app.url, app.clock
     chosen = clock or ManualClock()
     await app.close()
@@ -333,3 +332,146 @@ async def in_memory(app: App, clock: ManualClock | None = None) -> AsyncIterator
     finally:
         await app.close()
         app.move_to(url, own)
+
+
+SHOWN = 10
+PAGE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueuedJob:
+    """A job that is stored, and the call that it stands for."""
+
+    record: JobRecord
+    arguments: Mapping[str, Any]
+    """What each parameter of the task is given, defaults included; empty for a task that this app does not know."""
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        keys = f" {self.record.keys}" if self.record.keys else ""
+        return f"{self.record.task}({given}) in {self.record.queue!r}, {self.record.state}{keys}"
+
+
+@checked(unchecked=["task", "queue"])
+async def enqueued_jobs(
+    app: App, task: Task[..., Any] | str | None = None, *, queue: str | None = None
+) -> list[EnqueuedJob]:
+    """The jobs that are stored, whatever has become of them, in the order in which they were enqueued."""
+    _check_queue(app, queue)
+    name = None if task is None else _task_named(app, "enqueued_jobs", task).name
+    store = await app.opened()
+    found: list[JobRecord] = []
+    after: str | None = None
+    while True:
+        page = await find_jobs(store, JobFilter(queue=queue, task=name), after, PAGE)
+        found += page.jobs
+        after = page.after
+        if after is None:
+            break
+    return [EnqueuedJob(record, _arguments(app, record)) for record in reversed(found)]
+
+
+@checked(unchecked=["expected", "queue"])
+async def assert_enqueued(
+    app: App,
+    expected: Task[..., Any] | Call[Any] | str,
+    *,
+    count: int | None = None,
+    queue: str | None = None,
+    priority: int | None = None,
+    keys: Mapping[str, object] | None = None,
+    state: State | None = None,
+) -> list[EnqueuedJob]:
+    """Fail unless jobs of a task, or of exactly this call (`task.call(…)`), were enqueued: at least one, or `count`.
+
+    Of what is given besides, all must hold; of `keys`, a job may carry more. Returns the jobs.
+    """
+    _check_queue(app, queue)
+    task = _task_named(app, "assert_enqueued", expected)
+    wanted = _bound(expected.task, expected.args, expected.kwargs) if isinstance(expected, Call) else None
+    carried = canonical_keys(keys) if keys is not None else {}
+    fitting = [
+        job
+        for job in await enqueued_jobs(app, task)
+        if (wanted is None or job.arguments == wanted)
+        and (queue is None or job.record.queue == queue)
+        and (priority is None or job.record.priority == priority)
+        and (state is None or job.record.state is state)
+        and all(name in job.record.keys and job.record.keys[name] == value for name, value in carried.items())
+    ]
+    if fitting if count is None else len(fitting) == count:
+        return fitting
+    options = {"queue": queue, "priority": priority, "keys": keys, "state": None if state is None else str(state)}
+    beside = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
+    what = repr(expected) if isinstance(expected, Call) else task.name
+    many = "no job" if not fitting else f"{len(fitting)} job{'s' * (len(fitting) > 1)}"
+    asked = "" if count is None else f", where {count} should be"
+    raise AssertionError(f"{many} of {what}{beside} enqueued{asked}; {_told(await enqueued_jobs(app))}")
+
+
+def _told(jobs: Sequence[EnqueuedJob]) -> str:
+    if not jobs:
+        return "nothing was enqueued at all"
+    listed = "".join(f"\n  {job!r}" for job in jobs[:SHOWN])
+    more = f"\n  and {len(jobs) - SHOWN} more" if len(jobs) > SHOWN else ""
+    return f"enqueued were:{listed}{more}"
+
+
+def _arguments(app: App, record: JobRecord) -> Mapping[str, Any]:
+    task = app.registry.find(record.task)
+    if task is None:
+        return {}
+    try:
+        args, kwargs = task.codec.decode_call(record.payload)
+    except UndecodablePayload:
+        return {}
+    return _bound_as_is(task, args, kwargs)
+
+
+def _bound(task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of a call as a worker would see them: what goes through JSON may come back as something else."""
+    payload = task.codec.encode_call(tuple(args), dict(kwargs), 1 << 30)
+    return _bound_as_is(task, *task.codec.decode_call(payload))
+
+
+def _bound_as_is(task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    bound = task.codec.signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _check_queue(app: App, queue: object) -> None:
+    """Refuse a queue that the app does not have; partitions go by their own names, too."""
+    if queue is None or (isinstance(queue, str) and queue in app.queue_names):
+        return
+    partition = parse_partition(queue) if isinstance(queue, str) else None
+    if partition is None or partition[0] not in app.queue_names:
+        raise UnknownQueue(f"queue={shown(queue)} is unknown; this app has {', '.join(app.queue_names)}")
+
+
+def _schedules_named(app: App, what: str, given: bool | str | Collection[str]) -> tuple[str, ...]:
+    """The names of all schedules of the app, of none, or of those that are given."""
+    if isinstance(given, bool):
+        return tuple(app.schedules) if given else ()
+    names = (given,) if isinstance(given, str) else given
+    for each in names:
+        if each not in app.schedules:
+            similar = get_close_matches(each, app.schedules, n=1)
+            remedy = (
+                f"did you mean {similar[0]!r}?" if similar else f"this app has {', '.join(app.schedules) or 'none'}"
+            )
+            raise ConfigurationError(f"{what}: schedules: there is no schedule {each!r}; {remedy}")
+    return tuple(names)
+
+
+def _task_named(app: App, what: str, given: object) -> Task[..., Any]:
+    """A task of the app, by itself or by its name."""
+    if isinstance(given, Call):
+        return given.task
+    if isinstance(given, Task):
+        return given
+    if isinstance(given, str):
+        return app.registry[given]
+    raise ConfigurationError(
+        f"{what}: {shown(given)} is neither a task nor a call of one; give the task, or task.call(…)"
+    )

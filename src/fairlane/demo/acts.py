@@ -1,4 +1,7 @@
-"""The figures of an act, all counted from the runs that the handlers wrote down. Pure."""
+"""The three acts: the same jobs under three policies, what is counted of them, and what they promise. Pure.
+
+All figures are counted from the runs that the handlers wrote down.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,113 @@ from itertools import pairwise
 import msgspec
 
 from fairlane.clock import SECOND
-from fairlane.demo.scenarios import FAIR, FIFO, LIMITED, RATED_ENDPOINT, WHALE, Act, Workload, class_of
-from fairlane.policy.limits import Rate
-from fairlane.simulation.measures import jain_index
+from fairlane.policy.fair import Fair
+from fairlane.policy.gates import Limit
+from fairlane.policy.limits import Concurrency, Rate
+from fairlane.simulation.measures import jain_index, most_at_once, most_within
+
+LIMITS = (Concurrency(5, by="tenant"), Rate(100, per="1s", burst=20, by="endpoint"))
+
+
+class Act(msgspec.Struct, frozen=True):
+    """One queue, and what its policy is."""
+
+    name: str
+    queue: str
+    title: str
+    fair: Fair | None = None
+    limits: tuple[Limit, ...] = ()
+
+    @property
+    def in_flight_limit(self) -> Concurrency | None:
+        return next((limit for limit in self.limits if isinstance(limit, Concurrency)), None)
+
+    @property
+    def rate_limit(self) -> Rate | None:
+        return next((limit for limit in self.limits if isinstance(limit, Rate)), None)
+
+
+FIFO = Act("FIFO", "demo-fifo", "no policy: first come, first served")
+FAIR = Act("Fair", "demo-fair", 'Fair(by="tenant")', Fair(by="tenant"))
+LIMITED = Act(
+    "Limits",
+    "demo-limits",
+    "Fair, 5 in flight per tenant, 100/s (burst 20) per endpoint",
+    Fair(by="tenant"),
+    LIMITS,
+)
+ACTS = (FIFO, FAIR, LIMITED)
+
+
+WHALE = "whale"
+RATED_ENDPOINT = "partner.example"
+WHALE_ENDPOINTS = 50
+"""The whale sends to many endpoints of its own: fifty lanes, and still one turn."""
+WHALE_TO_RATED = 25
+"""Every so many-th job of the whale goes to the endpoint that everybody uses."""
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """The arguments of one job. `number` identifies it in the ledger, whatever the queue says of it."""
+
+    number: int
+    tenant: str
+    endpoint: str
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """How much is enqueued, and how much may run at once."""
+
+    whale_jobs: int = 5_000
+    small_tenants: int = 100
+    small_jobs: int = 10
+    processes: int = 2
+    slots: int = 10
+    """In each process."""
+
+    @property
+    def small_total(self) -> int:
+        return self.small_tenants * self.small_jobs
+
+    @property
+    def total(self) -> int:
+        return self.whale_jobs + self.small_total
+
+    @property
+    def all_slots(self) -> int:
+        return self.processes * self.slots
+
+    def scaled(self, scale: float) -> Workload:
+        """The same shape with fewer jobs; as many of each small tenant as before."""
+        return msgspec.structs.replace(
+            self,
+            whale_jobs=max(200, round(self.whale_jobs * scale)),
+            small_tenants=max(4, round(self.small_tenants * scale)),
+        )
+
+    def deliveries(self) -> list[Delivery]:
+        """All jobs in the order in which they are enqueued: the whale's come first."""
+        whale = [(WHALE, _whale_endpoint(nth)) for nth in range(self.whale_jobs)]
+        tenants = [f"tenant-{nth:03}" for nth in range(1, self.small_tenants + 1)]
+        # Each small tenant enqueues all of its jobs at once; one of them goes to the endpoint that everybody uses.
+        small = [
+            (tenant, RATED_ENDPOINT if nth == 0 else f"{tenant}.example")
+            for tenant in tenants
+            for nth in range(self.small_jobs)
+        ]
+        return [Delivery(number, tenant, endpoint) for number, (tenant, endpoint) in enumerate(whale + small)]
+
+
+def _whale_endpoint(nth: int) -> str:
+    if nth % WHALE_TO_RATED == 0:
+        return RATED_ENDPOINT
+    return f"{WHALE}-{nth % WHALE_ENDPOINTS:02}.example"
+
+
+def class_of(tenant: str) -> str:
+    """`whale` or `small`: the two classes that the demo compares."""
+    return WHALE if tenant == WHALE else "small"
+
 
 MICROSECOND, NANOSECONDS = 1_000, 1_000_000_000
 """The ledger's clock counts nanoseconds."""
@@ -68,9 +175,10 @@ def measure(act: Act, workload: Workload, runs: Sequence[Run]) -> Figures:
     """What the runs of an act say."""
     began = min(run.started_at for run in runs)
     ended = max(run.ended_at for run in runs)
-    small_ended = max((run.ended_at for run in runs if class_of(run.tenant) == "small"), default=began)
-    small_admitted = max((run.admitted_at for run in runs if class_of(run.tenant) == "small"), default=0)
-    by_tenant = highest_in_flight(runs, lambda run: run.tenant)
+    small = [run for run in runs if class_of(run.tenant) == "small"]
+    whale = [run for run in runs if run.tenant == WHALE]
+    small_ended = max((run.ended_at for run in small), default=began)
+    small_admitted = max((run.admitted_at for run in small), default=0)
     times = Counter(run.number for run in runs)
     limit = act.in_flight_limit
     return Figures(
@@ -82,12 +190,12 @@ def measure(act: Act, workload: Workload, runs: Sequence[Run]) -> Figures:
         total=(ended - began) / NANOSECONDS,
         last_small=(small_ended - began) / NANOSECONDS,
         last_small_share=(small_ended - began) / (ended - began),
-        whale_before=sum(run.ended_at <= small_ended for run in runs if class_of(run.tenant) == WHALE),
-        whale_admitted_before=sum(run.admitted_at <= small_admitted for run in runs if class_of(run.tenant) == WHALE),
+        whale_before=sum(run.ended_at <= small_ended for run in whale),
+        whale_admitted_before=sum(run.admitted_at <= small_admitted for run in whale),
         jain=jain_index(worker_time(runs, backlogged_until(runs)).values()),
-        in_flight_whale=max((most for tenant, most in by_tenant.items() if class_of(tenant) == WHALE), default=0),
-        in_flight_small=max((most for tenant, most in by_tenant.items() if class_of(tenant) == "small"), default=0),
-        in_flight_all=highest_in_flight(runs, lambda run: "all")["all"],
+        in_flight_whale=most_in_flight(whale),
+        in_flight_small=max(map(most_in_flight, _grouped(small, lambda run: run.tenant).values()), default=0),
+        in_flight_all=most_in_flight(runs),
         in_flight_limit=limit.max if limit else None,
         rate=_rate_figures(act, runs),
     )
@@ -100,16 +208,15 @@ def _rate_figures(act: Act, runs: Sequence[Run]) -> RateFigures:
     if act.rate_limit is not None:
         burst, interval = act.rate_limit.burst, act.rate_limit.interval * MICROSECOND
         allowed = burst + NANOSECONDS // interval
-        admitted: dict[str, list[int]] = {}
-        started: dict[str, list[int]] = {}
-        for run in runs:
-            admitted.setdefault(run.endpoint, []).append(run.admitted_at)
-            started.setdefault(run.endpoint, []).append(run.started_at)
-        excess = max(rate_excess(times, burst=burst, interval=interval) for times in admitted.values())
-        excess_at_start = max(rate_excess(times, burst=burst, interval=interval) for times in started.values())
+        of_each = _grouped(runs, lambda run: run.endpoint).values()
+
+        def worst(moment: Callable[[Run], int]) -> float:
+            return max(rate_excess(list(map(moment, each)), burst=burst, interval=interval) for each in of_each)
+
+        excess, excess_at_start = worst(lambda run: run.admitted_at), worst(lambda run: run.started_at)
     return RateFigures(
         starts=len(rated),
-        busiest_second=busiest_second(rated),
+        busiest_second=most_within(rated, NANOSECONDS)[0],
         most_in_a_second=allowed,
         worst_excess=excess,
         worst_excess_at_start=excess_at_start,
@@ -131,10 +238,8 @@ class Run(msgspec.Struct, frozen=True):
 
 def backlogged_until(runs: Iterable[Run]) -> int:
     """The moment at which the first tenant starts its last job: until then every tenant has work waiting."""
-    last_start: dict[str, int] = {}
-    for run in runs:
-        last_start[run.tenant] = max(run.started_at, last_start.get(run.tenant, run.started_at))
-    return min(last_start.values())
+    of_each = _grouped(runs, lambda run: run.tenant).values()
+    return min(max(run.started_at for run in each) for each in of_each)
 
 
 def worker_time(runs: Iterable[Run], until: int) -> dict[str, int]:
@@ -145,18 +250,16 @@ def worker_time(runs: Iterable[Run], until: int) -> dict[str, int]:
     return dict(held)
 
 
-def highest_in_flight(runs: Iterable[Run], by: Callable[[Run], str]) -> dict[str, int]:
-    """For each key, the most runs that overlapped at any instant."""
-    changes: list[tuple[int, int, str]] = []
+def most_in_flight(runs: Iterable[Run]) -> int:
+    """The most runs that overlapped at any instant."""
+    return most_at_once((run.started_at, run.ended_at) for run in runs)[0]
+
+
+def _grouped(runs: Iterable[Run], by: Callable[[Run], str]) -> Mapping[str, list[Run]]:
+    groups: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        changes += [(run.started_at, 1, by(run)), (run.ended_at, -1, by(run))]
-    in_flight: dict[str, int] = defaultdict(int)
-    highest: dict[str, int] = defaultdict(int)
-    # An end sorts before a start of the same instant: the slot that was handed over is not counted twice.
-    for _, change, key in sorted(changes):
-        in_flight[key] += change
-        highest[key] = max(highest[key], in_flight[key])
-    return dict(highest)
+        groups[by(run)].append(run)
+    return groups
 
 
 def rate_excess(starts: Sequence[int], *, burst: int, interval: float) -> float:
@@ -170,17 +273,6 @@ def rate_excess(starts: Sequence[int], *, burst: int, interval: float) -> float:
         lowest = min(lowest, level)
         worst = max(worst, level - lowest + 1 - burst)
     return worst
-
-
-def busiest_second(starts: Iterable[int]) -> int:
-    """The most starts in any window of one second."""
-    ordered = sorted(starts)
-    most = left = 0
-    for right, start in enumerate(ordered):
-        while start - ordered[left] >= NANOSECONDS:
-            left += 1
-        most = max(most, right - left + 1)
-    return most
 
 
 def shares_over_time(
