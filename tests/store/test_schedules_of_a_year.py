@@ -17,6 +17,7 @@ import pytest
 
 from fairlane import App, JobRecord, ManualClock
 from fairlane.clock import as_instant
+from fairlane.store import operators
 from fairlane.store.operators import JobFilter
 from tests.store.by_hand import url_of
 from tests.store.harness import Database
@@ -140,7 +141,7 @@ async def all_jobs(app: App) -> list[JobRecord]:
     store, after = await app.opened(), None
     found: list[JobRecord] = []
     while True:
-        page = await store.find_jobs(JobFilter(), after, 1_000)
+        page = await store.run(operators.find_jobs(JobFilter(), after, 1_000))
         found += page.jobs
         if (after := page.after) is None:
             return found
