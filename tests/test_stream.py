@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairlane import App, Call
+from fairlane.store import operators
 from fairlane.store.operators import JobFilter
 
 EARLY, ALL = 20_000, 100_000
@@ -55,9 +56,9 @@ async def test_a_stream_takes_no_more_memory_at_its_end_than_at_its_beginning(ur
 async def stored_ids(app: App) -> list[bytes]:
     store = await app.opened()
     found: list[bytes] = []
-    page = await store.find_jobs(JobFilter(), limit=10_000)
+    page = await store.run(operators.find_jobs(JobFilter(), limit=10_000))
     while True:
         found += [job.id.bytes for job in page.jobs]
         if page.after is None:
             return sorted(found)
-        page = await store.find_jobs(JobFilter(), page.after, limit=10_000)
+        page = await store.run(operators.find_jobs(JobFilter(), page.after, limit=10_000))

@@ -12,6 +12,7 @@ from fairlane.codec import decode_value, encode_value
 from fairlane.errors import InvalidJob, InvalidValue
 from fairlane.job import FollowUp, Landed, Outcome, StampedEffects
 from fairlane.parameters import known_options, shown
+from fairlane.store import records
 from fairlane.store.protocol import Store
 
 if TYPE_CHECKING:
@@ -115,19 +116,19 @@ class Values:
     @known_options
     async def get(self, key: str, default: Any = None, *, tx: Any = None) -> Any:
         """The value of a key, or `default`."""
-        stored = await (await self._source.opened()).get_value(checked_key(key), tx)
+        stored = await (await self._source.opened()).run(records.get_value(checked_key(key)), tx)
         return default if stored is None else decode_value(stored)
 
     @known_options
     async def put(self, key: str, value: Any, *, tx: Any = None) -> None:
         """Set a key's value, whatever it was."""
         encoded = encode_value(checked_key(key), value, self._source.max_payload)
-        await (await self._source.opened()).put_value(key, encoded, tx)
+        await (await self._source.opened()).run(records.put_value(key, encoded), tx)
 
     @known_options
     async def delete(self, key: str, *, tx: Any = None) -> bool:
         """Remove a key. Returns whether it was there."""
-        return await (await self._source.opened()).delete_value(checked_key(key), tx)
+        return await (await self._source.opened()).run(records.delete_value(checked_key(key)), tx)
 
     @known_options
     async def compare_and_set(self, key: str, expected: Any, value: Any, *, tx: Any = None) -> bool:
@@ -138,7 +139,9 @@ class Values:
         most = self._source.max_payload
         before = None if expected is ABSENT else encode_value(checked_key(key), expected, most)
         after = None if value is ABSENT else encode_value(checked_key(key), value, most)
-        return await (await self._source.opened()).compare_and_set_value(checked_key(key), before, after, tx)
+        return await (await self._source.opened()).run(
+            records.compare_and_set_value(checked_key(key), before, after), tx
+        )
 
     @known_options
     async def scan(self, prefix: str = "", after: str | None = None, limit: int = 100, *, tx: Any = None) -> Page:
@@ -149,7 +152,7 @@ class Values:
             None if after is None or after == "" else checked_key(after),
         )
         # One more than asked for: it says whether there is another page.
-        found = await (await self._source.opened()).scan_values(low, end, most + 1, tx)
+        found = await (await self._source.opened()).run(records.scan_values(low, end, most + 1), tx)
         items = [(key, decode_value(value)) for key, value in found[:most]]
         return Page(items, items[-1][0] if len(found) > most else None)
 

@@ -22,6 +22,7 @@ from fairlane.policy.policy import Policy
 from fairlane.policy.repartition import LEARNED_EVERY
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.backlog import Joined, Verdicts, backlogs_of, joined_by, judge
+from fairlane.store import records
 from fairlane.store.protocol import Store
 from fairlane.store.rows import Declared
 from fairlane.task import Call, Progress
@@ -194,7 +195,7 @@ class Producing:
         elif now - self._looked_at >= LEARNED_EVERY:
             self._looked_at = now
             wholes = [name for name in self.policies if parse_partition(name) is None]
-            versions = await self._store.policy_versions(wholes)
+            versions = await self._store.run(records.policy_versions(wholes))
             stale = [name for name in wholes if versions.get(name) != self._versions.get(name)]
         else:
             return

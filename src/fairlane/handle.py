@@ -18,6 +18,7 @@ from fairlane.policy.backlog import FullBacklog
 from fairlane.policy.unique import Conflict, OnReplayConflict, checked_on_replay_conflict
 from fairlane.scheduler.backlog import Verdicts
 from fairlane.scheduler.explain import Explanation, explain
+from fairlane.store import records
 from fairlane.store.protocol import Store
 from fairlane.store.rows import no_such_job
 
@@ -71,7 +72,7 @@ class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
 
     async def attempts(self) -> list[AttemptRecord]:
         """Every attempt so far, in order."""
-        return await (await self._source.opened()).attempts(self.id)
+        return await (await self._source.opened()).run(records.attempts(self.id))
 
     async def status(self) -> State:
         """Where the job is in its life."""

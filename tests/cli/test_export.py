@@ -19,6 +19,7 @@ from fairlane.errors import StoreUnavailable
 from fairlane.operations import documents as exporting
 from fairlane.operations import exported_columns
 from fairlane.redaction import one_line
+from fairlane.store.operators import JobPage
 from fairlane.store.sqlite import SqliteStore
 
 Run = Callable[..., Result]
@@ -125,14 +126,15 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Pages of two jobs; and how many jobs each look brought."""
     monkeypatch.setattr(exporting, "PAGE", 2)
     brought: list[int] = []
-    find = SqliteStore.find_jobs
+    find = SqliteStore.run
 
     async def watched(self: SqliteStore, *arguments: Any) -> Any:
-        page = await find(self, *arguments)
-        brought.append(len(page.jobs))
-        return page
+        found = await find(self, *arguments)
+        if isinstance(found, JobPage):
+            brought.append(len(found.jobs))
+        return found
 
-    monkeypatch.setattr(SqliteStore, "find_jobs", watched)
+    monkeypatch.setattr(SqliteStore, "run", watched)
     return brought
 
 
@@ -154,15 +156,16 @@ def test_an_export_that_breaks_off_says_how_to_go_on(
     status: int,
     said: str,
 ) -> None:
-    find = SqliteStore.find_jobs
+    find = SqliteStore.run
     looks = iter([False, False, True])
 
     async def failing(self: SqliteStore, *arguments: Any) -> Any:
-        if next(looks, False):
+        found = await find(self, *arguments)
+        if isinstance(found, JobPage) and next(looks, False):
             raise trouble
-        return await find(self, *arguments)
+        return found
 
-    monkeypatch.setattr(SqliteStore, "find_jobs", failing)
+    monkeypatch.setattr(SqliteStore, "run", failing)
     result = run()
     assert result.exit_code == status
     assert f"{said}: 4 jobs written; go on with --after" in result.stderr

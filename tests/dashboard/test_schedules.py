@@ -11,8 +11,7 @@ from fairlane import App
 from fairlane.clock import ManualClock
 from fairlane.dashboard.deeds import DEEDS
 from fairlane.dashboard.pages import schedules as page
-from fairlane.job import JobRecord
-from fairlane.operations import Disclosure
+from fairlane.store import records
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, csrf_of
 from tests.dashboard.world import API, World
 
@@ -114,14 +113,14 @@ async def test_every_deed_is_seen_first_then_done_and_recorded_with_who_and_why(
     assert "hourly/sync would be paused." in preview
     assert "the first slot that is left out: 2030-01-01 01:00:00 UTC" in preview
     assert "is not paused" in await seen("resume-schedule")
-    assert await (await scheduled.opened()).audit() == []
+    assert await (await scheduled.opened()).run(records.audit()) == []
     assert "hourly/sync is paused." in await done("pause-schedule", "the warehouse is down")
     assert "is paused already" in await seen("pause-schedule")
     clock.advance("2m")
     assert "its next slot: 2030-01-01 01:00:00 UTC" in await seen("resume-schedule")
     assert "hourly/sync is triggered." in await done("trigger-schedule", "just once")
     assert "hourly/sync is resumed." in await done("resume-schedule", "it is back")
-    told = [(each.actor, each.action, each.reason) for each in await (await scheduled.opened()).audit()]
+    told = [(each.actor, each.action, each.reason) for each in await (await scheduled.opened()).run(records.audit())]
     assert told == [
         ("ann", "resume schedule", "it is back"),
         ("ann", "trigger schedule", "just once"),

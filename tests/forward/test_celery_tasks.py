@@ -28,6 +28,7 @@ from fairlane.forward.celery import CeleryForwarder
 from fairlane.forward.messages import Carried, as_carried
 from fairlane.handle import Job
 from fairlane.job import Claim
+from fairlane.store import records
 from fairlane.store.protocol import WorkerIdentity
 from tests.forward.brokers import free_port
 
@@ -250,7 +251,7 @@ def published(app: App, forwarder: CeleryForwarder) -> None:
 
     async def carried(claim: Claim) -> Carried:
         store = await app.opened()
-        return as_carried((await store.contexts([claim.id])).get(claim.id), 0)
+        return as_carried((await store.run(records.contexts([claim.id]))).get(claim.id), 0)
 
     claim = claimed(app)
     forwarder.publish_blocking(forwarder.message(claim, app.run_blocking(carried(claim))))
@@ -351,7 +352,7 @@ def test_what_an_encrypted_job_says_is_stored_in_no_other_place(celery: Celery) 
     sent = add.apply_async((1, "secret"), link=add.s("also secret"))
 
     async def stored() -> str:
-        return str(await (await app.opened()).contexts([UUID(sent.id)]))
+        return str(await (await app.opened()).run(records.contexts([UUID(sent.id)])))
 
     assert "secret" not in app.run_blocking(stored())
     published(app, forwarder)

@@ -19,6 +19,7 @@ from fairlane.errors import InvalidJob, JobCancelled, JobFailed
 from fairlane.forward.messages import as_carried
 from fairlane.forward.taskiq import TaskiqForwarder
 from fairlane.job import Claim
+from fairlane.store import records
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.testing.postgres import ThrowawayPostgres
 from tests.forward.brokers import ThrowawayBroker
@@ -247,7 +248,7 @@ async def test_an_id_that_is_no_uuid_stays_that_of_the_message(
     sent = await routed.kicker().with_task_id("order-7").kiq(1)
     assert sent.task_id == "order-7"
     (claim,) = await claims(app)
-    carried = as_carried((await (await app.opened()).contexts([claim.id]))[claim.id], 0)
+    carried = as_carried((await (await app.opened()).run(records.contexts([claim.id])))[claim.id], 0)
     assert json.loads(carried.own or "")["task_id"] == "order-7"
 
 

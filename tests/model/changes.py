@@ -38,6 +38,7 @@ from fairlane.policy.policy import read_limit
 from fairlane.scheduler.rebuild import rebuild
 from fairlane.scheduler.settlement import settle
 from fairlane.scheduler.snapshot import Contender, GateRow, KeptPlaces, LaneRow, QueueRow
+from fairlane.store import records
 from fairlane.store.audit import Note
 from fairlane.store.protocol import Store
 from tests.model import boards
@@ -442,7 +443,7 @@ class Changes:
         if self.open:
             return  # no rest: what a caller has settled is in nobody's sight
         store = self.stores[self.steps % len(self.stores)]
-        for name in await store.queues():
+        for name in await store.run(records.queues()):
             await boards.fold(store, name)
             await self._check_boards(name, is_checkpoint=self.steps % 4 == 0)
         ledger = await self._read()

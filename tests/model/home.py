@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairlane.clock import ManualClock
+from fairlane.store import records
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore
@@ -41,7 +42,7 @@ class Home:
 
     async def checkpoint(self) -> None:
         """Let the tables hold all boards, and everybody forget them."""
-        for name in await self.store.queues():
+        for name in await self.store.run(records.queues()):
             await boards.seal(self.store, name)
 
     async def counted(self) -> dict[bytes, int]:

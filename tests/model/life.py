@@ -28,6 +28,7 @@ from fairlane.scheduler.settlement import (
     Done,
     settle,
 )
+from fairlane.store import operators, records
 from fairlane.store.operators import PURGE, REPLAY, RETRY, Handled, JobFilter
 from fairlane.store.protocol import QueueCounts, Retention, Store
 from tests.model.home import Home
@@ -234,11 +235,11 @@ class Life:
         await self._check_values()
 
     async def _check_values(self) -> None:
-        assert dict(await self.store.scan_values("key-", "key.", 1_000)) == self.model.values
+        assert dict(await self.store.run(records.scan_values("key-", "key.", 1_000))) == self.model.values
 
     async def _check_history(self, job: UUID) -> None:
         if job in self.model.jobs:
-            outcomes = [each.outcome for each in await self.store.attempts(job)]
+            outcomes = [each.outcome for each in await self.store.run(records.attempts(job))]
             running = ["running"] if self.model.jobs[job].state is State.RUNNING else []
             assert outcomes == self.model.jobs[job].history + running
 
@@ -359,7 +360,7 @@ class Life:
 
     async def compare(self) -> None:
         """The store and the model tell the same of every job."""
-        page = await self.store.find_jobs(JobFilter(queue=QUEUE), limit=10_000)
+        page = await self.store.run(operators.find_jobs(JobFilter(queue=QUEUE), limit=10_000))
         found = {each.id: each for each in page.jobs}
         # Whoever holds the queue's lock may let due jobs join their lanes; the next claim must.
         self.model.promote(self.now, {job for job, record in found.items() if record.state is State.READY})

@@ -20,6 +20,7 @@ import msgspec
 from fairlane.job import Claim, StampedEffects, State
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Done, Failed, Outcome, settle
+from fairlane.store import operators
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from tests.store.harness import Database, Kind, claim, finish, new_jobs, worker_named
@@ -172,7 +173,7 @@ async def share(database: Database) -> list[Run]:
 
 
 async def _is_scheduled(store: Store) -> bool:
-    page = await store.find_jobs(JobFilter(state=State.SCHEDULED), limit=1)
+    page = await store.run(operators.find_jobs(JobFilter(state=State.SCHEDULED), limit=1))
     return bool(page.jobs)
 
 

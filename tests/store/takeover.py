@@ -21,6 +21,7 @@ from fairlane.errors import StoreUnavailable
 from fairlane.job import Claim, State
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.scheduler.settlement import Done, Failed, Outcome, Released, settle
+from fairlane.store import operators
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from tests.model import boards
@@ -130,4 +131,4 @@ async def is_left(store: Store) -> bool:
     counts = await store.counts(QUEUE)
     if counts.ready + counts.running + counts.bells:
         return True
-    return bool((await store.find_jobs(JobFilter(state=State.SCHEDULED), limit=1)).jobs)
+    return bool((await store.run(operators.find_jobs(JobFilter(state=State.SCHEDULED), limit=1))).jobs)

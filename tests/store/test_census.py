@@ -12,6 +12,7 @@ from fairlane.policy import Backlog, Breaker, Concurrency, Fair, Policy, Rate, S
 from fairlane.scheduler.explain import explain
 from fairlane.scheduler.rebuild import Miscount
 from fairlane.scheduler.settlement import Failed, Released
+from fairlane.store import records
 from fairlane.store.protocol import Store
 from tests.model.home import Home
 from tests.store.harness import Database, claim, diagnosed, finish, given_jobs, ids, new_jobs
@@ -63,7 +64,7 @@ async def test_a_slot_that_nobody_holds_is_found_told_and_given_back(
 
     assert {(each.limit, each.key) for each in await store.recount("q")} == {(each.limit, each.key) for each in wrong}
     assert ids(await claim(store, "q")) == [waiting]
-    (entry,) = [each for each in await store.audit("q") if each.action == "recount"]
+    (entry,) = [each for each in await store.run(records.audit("q")) if each.action == "recount"]
     assert (entry.actor, "counts 1, and 0 run" in entry.target) == ("upkeep", True)
     assert await store.recount("q") == []
 

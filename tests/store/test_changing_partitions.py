@@ -15,6 +15,7 @@ from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.operations import Intent, JobFilter, Repartitioned, change_partitions, partitions_of, plan_partitions
 from fairlane.policy import partition_for
 from fairlane.policy.repartition import begun
+from fairlane.store import operators, records
 from fairlane.store.protocol import Store
 from tests.store.by_hand import url_of
 from tests.store.harness import Database, diagnosed, soon
@@ -68,7 +69,7 @@ async def begin(store: Store, to: int, by: tuple[str, ...] | None = None) -> Non
 
 
 async def queues(store: Store) -> Counter[str]:
-    found = (await store.find_jobs(JobFilter(), None, 10_000)).jobs
+    found = (await store.run(operators.find_jobs(JobFilter(), None, 10_000))).jobs
     return Counter(job.queue for job in found if job.state in (State.READY, State.SCHEDULED))
 
 
@@ -330,7 +331,7 @@ async def test_jobs_that_lack_the_key_to_partition_by_are_let_run_first(
     for intent in (Intent(actor="ops", dry_run=True), OPERATOR):
         with pytest.raises(InvalidPolicy, match=told):
             await change_partitions(store, "email", 2, intent, by=("account",))
-    assert await store.queues() == ["email"], "what is refused has not begun"
+    assert await store.run(records.queues()) == ["email"], "what is refused has not begun"
     assert await store.policy("email") == before
     await program.queue.ack(await program.queue.claim(100))
     await change(store, 2, by=("account",))

@@ -10,6 +10,7 @@ import pytest
 from fairlane.job import NewJob, OnDead, StampedEffects, with_trace
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Died, Done, Failed, Interrupted, Retried
+from fairlane.store import records
 from fairlane.store.protocol import Store
 from tests.store.harness import claim, claim_once, finish, given_jobs, new_jobs
 
@@ -31,9 +32,9 @@ async def test_contexts_are_given_back_as_they_were_and_only_of_jobs_that_have_o
     plain, mine, both = *new_jobs(PLAIN), traced(), traced('{"plan":"gold"}')
     await store.enqueue([plain, mine])
     await store.enqueue([both])
-    found = await store.contexts([plain.id, mine.id, both.id, uuid4()])
+    found = await store.run(records.contexts([plain.id, mine.id, both.id, uuid4()]))
     assert found == {mine.id: mine.context, both.id: both.context}
-    assert await store.contexts([]) == {}
+    assert await store.run(records.contexts([])) == {}
 
 
 async def test_a_trace_outlives_an_attempt_and_is_not_shown(store: Store) -> None:
@@ -41,7 +42,7 @@ async def test_a_trace_outlives_an_attempt_and_is_not_shown(store: Store) -> Non
     await store.enqueue([job])
     await finish(store, await claim(store, "webhooks", 1), Failed("once", 0))
     assert (await claim_once(store, "webhooks", 1)).claims[0].attempt == 2
-    assert await store.contexts([job.id]) == {job.id: job.context}
+    assert await store.run(records.contexts([job.id])) == {job.id: job.context}
     assert (await store.job(job.id)).context == {"plan": "gold"}
 
 
@@ -53,7 +54,7 @@ async def test_effects_and_what_lands_with_a_death_keep_their_contexts(store: St
     first, second = await claim(store, "webhooks", 2)
     await finish(store, [first], Done(None, StampedEffects((follow_up,))))
     await finish(store, [second], Died("for good"))
-    found = await store.contexts([follow_up.id, mourner.id])
+    found = await store.run(records.contexts([follow_up.id, mourner.id]))
     assert found == {follow_up.id: follow_up.context, mourner.id: mourner.context}
 
 
@@ -64,11 +65,11 @@ async def test_retries_are_counted_since_the_job_was_enqueued_or_replayed(store:
     for outcome in (Retried("busy", 0, is_bounded=False), Interrupted("gone"), Retried("busy", 0, is_bounded=False)):
         for each in await claim(store, "webhooks", 2):
             await finish(store, [each], outcome if each.id == busy.id else Interrupted("gone"))
-    assert await store.retries([busy.id, quiet.id, uuid4()]) == {busy.id: 2}
+    assert await store.run(records.retries([busy.id, quiet.id, uuid4()])) == {busy.id: 2}
     await finish(store, await claim(store, "webhooks", 2), Died("for good"))
     await store.replay([busy.id])
-    assert await store.retries([busy.id]) == {}
-    assert await store.retries([]) == {}
+    assert await store.run(records.retries([busy.id])) == {}
+    assert await store.run(records.retries([])) == {}
 
 
 async def test_a_claim_says_how_many_bells_it_has_folded(store: Store) -> None:

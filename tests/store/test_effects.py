@@ -17,6 +17,7 @@ from fairlane.job import Claim, Landed, NewJob, Outcome, StampedEffects, State
 from fairlane.policy import Policy
 from fairlane.policy.unique import Conflict, OnConflict, Unique, unique_key
 from fairlane.scheduler.settlement import Done, Failed, Settlement, settle
+from fairlane.store import records
 from fairlane.store.protocol import Landings, Store
 from tests.store.by_hand import url_of
 from tests.store.harness import (
@@ -59,7 +60,7 @@ async def held_claim(store: Store) -> Claim:
 
 # L16
 async def test_follow_ups_and_values_land_with_the_ack(store: Store) -> None:
-    await store.put_value("old", b"0")
+    await store.run(records.put_value("old", b"0"))
     held = await held_claim(store)
     now, later = new_jobs(OTHER)[0], new_jobs(OTHER, delay=MINUTE, priority=5)[0]
     assert await store.settle([done(held, now, later, put={"new": b"1"}, delete=("old",))]) == []
@@ -68,8 +69,8 @@ async def test_follow_ups_and_values_land_with_the_ack(store: Store) -> None:
     assert ids(await claim(store, "email", 5)) == [now.id]
     assert await state_of(store, later.id) is State.SCHEDULED
     assert (await store.job(later.id)).priority == 5
-    assert await store.get_value("new") == b"1"
-    assert await store.get_value("old") is None
+    assert await store.run(records.get_value("new")) == b"1"
+    assert await store.run(records.get_value("old")) is None
 
 
 # L01, L16
@@ -80,7 +81,7 @@ async def test_a_late_ack_applies_none_of_its_effects(store: Store, clock: Manua
     (follow_up,) = new_jobs(OTHER)
     assert await store.settle([done(held, follow_up, put={"new": b"1"})]) == [held.id]
     assert await claim(store, "email", 5) == []
-    assert await store.get_value("new") is None
+    assert await store.run(records.get_value("new")) is None
 
 
 async def test_a_duplicate_follow_up_is_not_fatal(store: Store) -> None:
@@ -91,7 +92,7 @@ async def test_a_duplicate_follow_up_is_not_fatal(store: Store) -> None:
     assert await store.settle([done(held, again, other, put={"new": b"1"})]) == []
     assert await state_of(store, held.id) is State.DONE
     assert ids(await claim(store, "email", 5)) == [first.id, other.id]
-    assert await store.get_value("new") == b"1"
+    assert await store.run(records.get_value("new")) == b"1"
 
 
 async def test_a_duplicate_id_aborts_all_of_its_own_settlement_and_nothing_else(store: Store) -> None:
@@ -102,12 +103,12 @@ async def test_a_duplicate_id_aborts_all_of_its_own_settlement_and_nothing_else(
     with pytest.raises(DuplicateJob):
         await store.settle([done(refused, *new_jobs(OTHER), taken, put={"new": b"1"})])
     assert await state_of(store, refused.id) is State.RUNNING
-    assert await store.get_value("new") is None
+    assert await store.run(records.get_value("new")) is None
     assert ids(await claim(store, "email", 5)) == [taken.id]
     # It is still held, and can end in another way.
     await finish(store, [refused], Failed("its effects were refused", 0))
     assert await store.settle([done(fine, put={"fine": b"1"})]) == []
-    assert await store.get_value("fine") == b"1"
+    assert await store.run(records.get_value("fine")) == b"1"
 
 
 async def test_of_a_batch_that_was_refused_each_can_be_settled_alone(store: Store) -> None:
@@ -128,7 +129,7 @@ async def test_of_a_batch_that_was_refused_each_can_be_settled_alone(store: Stor
         State.DONE,
         State.DONE,
     ]
-    assert await store.get_value("fine") == b"1"
+    assert await store.run(records.get_value("fine")) == b"1"
 
 
 async def test_settlements_with_and_without_effects_go_together(store: Store) -> None:

@@ -19,6 +19,7 @@ from fairlane.errors import DuplicateJob, FairlaneError, JobNotFound, UnknownQue
 from fairlane.job import JobRecord, NewJob, State
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome
+from fairlane.store import operators
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import QueueCounts, Store
 from tests.store.harness import (
@@ -446,7 +447,7 @@ async def test_nobody_can_change_the_keys_of_a_job_that_is_shown(store: Store) -
     await store.declare(policy)
     (job,) = await given_jobs(store, policy, {"account": "acme"})
     (claimed,) = await claim(store, "webhooks", 1)
-    (listed,) = (await store.find_jobs(JobFilter())).jobs
+    (listed,) = (await store.run(operators.find_jobs(JobFilter()))).jobs
     for keys in (claimed.keys, listed.keys, (await store.job(job)).keys):
         changing: Any = keys
         for change in (

@@ -24,6 +24,7 @@ from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, Released, Snoozed
 from fairlane.stats.gates import gauges
 from fairlane.stats.keys import Held, KeyFigures
+from fairlane.store import operators
 from fairlane.store.audit import Note
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
@@ -91,7 +92,7 @@ async def every_job(store: Store, queue: str = "webhooks") -> list[JobRecord]:
     found: list[JobRecord] = []
     after: str | None = None
     while True:
-        page = await store.find_jobs(JobFilter(queue=queue), after, 1_000)
+        page = await store.run(operators.find_jobs(JobFilter(queue=queue), after, 1_000))
         found += page.jobs
         after = page.after
         if after is None:

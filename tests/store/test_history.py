@@ -8,6 +8,7 @@ from fairlane.clock import ManualClock
 from fairlane.job import State
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Done, Failed, Outcome, Released, Retried, Snoozed
+from fairlane.store import records
 from fairlane.store.protocol import Store
 from tests.store.harness import SECOND, claim, finish, given_jobs, worker_named
 
@@ -37,7 +38,7 @@ async def test_history_carries_each_attempt_with_its_times_worker_and_error(
         await finish(store, [held], outcome, ran=3 * SECOND)
         expected.append((attempt, claimed_at, clock.now(), f"host:{attempt}", name, error))
         clock.advance("10s")
-    history = await store.attempts(job)
+    history = await store.run(records.attempts(job))
     assert [
         (each.attempt, each.claimed_at, each.ended_at, each.worker, each.outcome, each.error) for each in history
     ] == expected
@@ -45,11 +46,11 @@ async def test_history_carries_each_attempt_with_its_times_worker_and_error(
 
 async def test_a_running_attempt_is_part_of_the_history(store: Store, clock: ManualClock, queue: str) -> None:
     (job,) = await given_jobs(store, PLAIN)
-    assert await store.attempts(job) == []
+    assert await store.run(records.attempts(job)) == []
     await finish(store, await claim(store, queue, worker=worker_named("a:1")), Failed("boom", SECOND))
     clock.advance("1s")
     await claim(store, queue, worker=worker_named("b:2"))
-    first, running = await store.attempts(job)
+    first, running = await store.run(records.attempts(job))
     assert (first.attempt, first.worker, first.error) == (1, "a:1", "boom")
     assert (running.attempt, running.claimed_at, running.ended_at) == (2, clock.now(), None)
     assert (running.worker, running.error) == ("b:2", None)
@@ -62,7 +63,7 @@ async def test_the_last_failure_is_told_with_the_dead_job(store: Store, clock: M
         clock.advance("1s")
     record = await store.job(job)
     assert (record.state, record.error, record.attempt) == (State.DEAD, "second", 2)
-    assert [each.error for each in await store.attempts(job)] == ["first", "second"]
+    assert [each.error for each in await store.run(records.attempts(job))] == ["first", "second"]
     assert await claim(store, queue) == []
 
 
@@ -107,7 +108,7 @@ async def test_history_keeps_each_counted_attempt_once_although_it_was_snoozed_b
     await finish(store, await claim(store, queue), Failed("boom", SECOND))
     clock.advance("1s")
     await finish(store, await claim(store, queue))
-    counted = [each for each in await store.attempts(job) if each.outcome not in ("snoozed", "released")]
+    counted = [each for each in await store.run(records.attempts(job)) if each.outcome not in ("snoozed", "released")]
     assert [(each.attempt, each.outcome) for each in counted] == [(1, "failed"), (2, "done")]
 
 
@@ -164,8 +165,14 @@ async def test_looking_never_changes_anything(store: Store, clock: ManualClock, 
     await claim(store, queue, 1)
 
     async def look() -> object:
-        seen = [(await store.job(job), await store.attempts(job)) for job in jobs]
-        return seen, await store.counts(queue), await store.policy(queue), await store.queues(), await store.now()
+        seen = [(await store.job(job), await store.run(records.attempts(job))) for job in jobs]
+        return (
+            seen,
+            await store.counts(queue),
+            await store.policy(queue),
+            await store.run(records.queues()),
+            await store.now(),
+        )
 
     first = await look()
     assert await look() == first

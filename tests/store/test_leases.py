@@ -12,6 +12,7 @@ from fairlane.clock import ManualClock, microseconds
 from fairlane.job import State
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.scheduler.settlement import SEEN, Done, Failed, Lost, Released, settle
+from fairlane.store import records
 from fairlane.store.protocol import Store
 from tests.store.harness import (
     LEASE,
@@ -189,7 +190,7 @@ async def test_many_reapers_at_once_reap_each_claim_once(database: Database, clo
     clock.advance("31s")
     reaped = await asyncio.gather(*(store.reap() for store in stores))
     assert sorted(each.job for some in reaped for each in some.settled) == sorted(jobs)
-    assert [len(await stores[0].attempts(job)) for job in jobs[:3]] == [1, 1, 1]
+    assert [len(await stores[0].run(records.attempts(job))) for job in jobs[:3]] == [1, 1, 1]
 
 
 # L18, C10
@@ -220,7 +221,7 @@ async def test_a_job_that_kills_its_worker_dies_in_the_end(store: Store, clock: 
     record = await store.job(job)
     assert (record.state, record.attempt, record.finished_at) == (State.DEAD, 3, clock.now())
     assert record.error
-    history = await store.attempts(job)
+    history = await store.run(records.attempts(job))
     assert [(each.attempt, each.worker, each.outcome) for each in history] == [
         (attempt, f"victim {victim}", "lost") for victim, (attempt, _) in victims.items()
     ]

@@ -29,6 +29,7 @@ from fairlane.scheduler.settlement import (
     Snoozed,
     settle,
 )
+from fairlane.store import operators, records
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Retention, Store
 from tests.store.harness import (
@@ -111,15 +112,15 @@ DEATHS: list[Outcome] = [
 
 @pytest.mark.parametrize("outcome", DEATHS, ids=lambda outcome: type(outcome).__name__)
 async def test_effects_for_death_land_with_every_settlement_that_kills(store: Store, outcome: Outcome) -> None:
-    await store.put_value("old", b"0")
+    await store.run(records.put_value("old", b"0"))
     declared = on_dead(*new_jobs(OTHER, payload=b"[1]"), put={"new": b"1"}, delete=("old",))
     held = await given_mortal(store, declared)
     assert (await store.job(held.id)).has_on_dead
     await finish(store, [held], outcome)
     assert await state_of(store, held.id) is State.DEAD
     assert [each.payload for each in await followed(store)] == [b"[1]"]
-    assert await store.get_value("new") == b"1"
-    assert await store.get_value("old") is None
+    assert await store.run(records.get_value("new")) == b"1"
+    assert await store.run(records.get_value("old")) is None
 
 
 # L17
@@ -131,7 +132,7 @@ async def test_effects_for_death_land_when_the_reaper_kills(store: Store, clock:
     assert reaped.next_due is None
     assert await state_of(store, held.id) is State.DEAD
     assert len(await followed(store)) == 1
-    assert await store.get_value("new") == b"1"
+    assert await store.run(records.get_value("new")) == b"1"
     assert (await store.reap()).settled == []
     assert await followed(store) == []
 
@@ -148,9 +149,9 @@ async def test_a_batch_of_many_deaths_by_the_reaper_applies_each_once(store: Sto
     assert {each.job for each in reaped.settled} == {job.id for job in [*jobs, living]}
     assert reaped.next_due is None
     assert len(await followed(store)) == 5
-    assert [await store.get_value(f"{n}") for n in range(10)] == [None, b"1"] * 5
+    assert [await store.run(records.get_value(f"{n}")) for n in range(10)] == [None, b"1"] * 5
     assert await state_of(store, living.id) is State.READY
-    assert await store.get_value("living") is None
+    assert await store.run(records.get_value("living")) is None
 
 
 ENDS_ALIVE: list[Outcome] = [
@@ -175,7 +176,7 @@ async def test_whatever_is_not_death_applies_nothing(store: Store, outcome: Outc
     assert ended is not State.DEAD
     assert ended is State.CANCELLED or not is_asked_to_cancel or isinstance(outcome, Done)
     assert await followed(store) == []
-    assert await store.get_value("new") is None
+    assert await store.run(records.get_value("new")) is None
 
 
 async def test_a_job_that_is_cancelled_while_it_waits_applies_nothing(store: Store) -> None:
@@ -183,7 +184,7 @@ async def test_a_job_that_is_cancelled_while_it_waits_applies_nothing(store: Sto
     await store.enqueue([job])
     assert await store.cancel(job.id) is State.CANCELLED
     assert await followed(store) == []
-    assert await store.get_value("new") is None
+    assert await store.run(records.get_value("new")) is None
 
 
 async def test_a_lost_claim_that_was_asked_to_cancel_and_ends_cancelled_applies_nothing(
@@ -205,7 +206,7 @@ async def test_a_late_death_applies_nothing(store: Store, clock: ManualClock) ->
     assert await store.settle([settle(held, Died("too late"), 0)]) == [held.id]
     assert await state_of(store, held.id) is State.READY
     assert await followed(store) == []
-    assert await store.get_value("new") is None
+    assert await store.run(records.get_value("new")) is None
 
 
 # L02, L17
@@ -220,7 +221,7 @@ async def test_a_death_and_a_reaper_at_the_same_instant_apply_the_effects_once(s
         await soon(asyncio.gather(dying.settle([settle(held, Died("x"), 0)]), reaping.reap(), dying.reap()))
         assert await state_of(dying, held.id) is State.DEAD
         assert len(await followed(dying)) == 1
-        assert await dying.get_value(f"{turn}") == b"1"
+        assert await dying.run(records.get_value(f"{turn}")) == b"1"
 
 
 async def test_a_lease_that_is_renewed_in_time_keeps_its_job_from_the_reaper(store: Store, clock: ManualClock) -> None:
@@ -259,9 +260,9 @@ async def test_a_follow_up_has_effects_for_its_own_death(store: Store) -> None:
     held = await given_mortal(store, on_dead(follow_up))
     await finish(store, [held], Died("x"))
     (second,) = await claim(store, "email")
-    assert await store.get_value("both") is None
+    assert await store.run(records.get_value("both")) is None
     await finish(store, [second], Died("y"))
-    assert await store.get_value("both") == b"1"
+    assert await store.run(records.get_value("both")) == b"1"
 
 
 async def test_an_id_that_nobody_gave_is_new_at_every_death(store: Store) -> None:
@@ -281,7 +282,7 @@ async def test_a_replayed_job_that_dies_again_applies_its_effects_again(
     held = await given_mortal(store, on_dead(unnamed, named=[named], put={"died": b"1"}))
     await finish(store, [held], Died("x"))
     first = ids(await followed(store))
-    assert await store.delete_value("died")
+    assert await store.run(records.delete_value("died"))
     assert [each.skipped for each in await store.replay([held.id])] == [None]
     (again,) = await claim(store, "webhooks")
     assert again.id == held.id
@@ -291,7 +292,7 @@ async def test_a_replayed_job_that_dies_again_applies_its_effects_again(
     second = ids(await followed(store))
     assert len(second) == 1
     assert not set(second) & set(first)
-    assert await store.get_value("died") == b"1"
+    assert await store.run(records.get_value("died")) == b"1"
     assert str(named.id) in caplog.text
     assert (await store.job(held.id)).error == "y"
 
@@ -299,7 +300,7 @@ async def test_a_replayed_job_that_dies_again_applies_its_effects_again(
 async def test_effects_for_death_go_with_their_job(store: Store, clock: ManualClock) -> None:
     held = await given_mortal(store, on_dead(*new_jobs(OTHER, delay=MINUTE)))
     await finish(store, [held], Died("x"))
-    listed = (await store.find_jobs(JobFilter(state=State.DEAD))).jobs
+    listed = (await store.run(operators.find_jobs(JobFilter(state=State.DEAD)))).jobs
     assert [(each.id, each.has_on_dead) for each in listed] == [(held.id, True)]
     clock.advance(10)
     assert (await store.prune(Retention(dead=SECOND))).jobs == 1
@@ -358,7 +359,7 @@ async def test_follow_ups_that_are_there_already_are_skipped_and_the_rest_lands(
     found = ids(await claim(store, "email", 50))
     assert len(found) == 2
     assert free.id in found
-    assert await store.get_value("new") == b"1"
+    assert await store.run(records.get_value("new")) == b"1"
     assert f"there is a job {taken.id} already" in caplog.text
     told = [(each.levelname, each.getMessage()) for each in caplog.records if "unique key" in each.getMessage()]
     dead = f"job {held.id} is dead; its follow-up ({refused.task}) was not stored"
@@ -392,8 +393,8 @@ async def test_effects_that_cannot_land_keep_nobody_alive_and_stop_nobody_else(
     assert [await state_of(store, each) for each in (bad.id, good.id)] == [State.DEAD, State.DEAD]
     assert "its on_dead effects were refused" in ((await store.job(bad.id)).error or "")
     assert str(bad.id) in caplog.text
-    assert await store.get_value("new") is None
-    assert await store.get_value("good") == b"1"
+    assert await store.run(records.get_value("new")) is None
+    assert await store.run(records.get_value("good")) == b"1"
     assert len(await followed(store)) == 1
 
 

@@ -11,7 +11,10 @@ from fairlane import App, Effects, HeldClaim
 from fairlane.clock import ManualClock
 from fairlane.errors import ClaimLost, InvalidJob, InvalidValue, PayloadTooLarge, UnknownQueue
 from fairlane.job import State
-from fairlane.scheduler.settlement import Died
+from fairlane.scheduler.settlement import (
+    Died,
+)
+from fairlane.store import records
 from tests.store.by_hand import Shop, open_shop, url_of
 from tests.store.harness import (
     Database,
@@ -168,4 +171,4 @@ async def test_what_a_rolled_back_job_has_declared_is_gone_with_it(
         await somebody.commit()
     (held,) = await claim(store, "webhooks", 5)
     await finish(store, [held], Died("x"))
-    assert await store.get_value("new") == b"1"
+    assert await store.run(records.get_value("new")) == b"1"

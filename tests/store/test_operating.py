@@ -45,6 +45,7 @@ from fairlane.operations import (
 from fairlane.operations import diagnosis as diagnosis_queues
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.settlement import Died
+from fairlane.store import records
 from fairlane.store.protocol import Store
 from tests.store.harness import (
     MINUTE,
@@ -104,7 +105,7 @@ async def state_of_queue(store: Store) -> tuple[Any, ...]:
         found.policy.overrides.all,
         found.version,
         found.policy.digest,
-        await store.audit(),
+        await store.run(records.audit()),
         await store.counts("webhooks"),
     )
 
@@ -236,7 +237,7 @@ async def test_policies_are_shown_compared_and_applied(store: Store) -> None:
         ("email", True, 0),
     ]
     assert await state_of_queue(store) == before
-    assert await store.queues() == ["webhooks"]
+    assert await store.run(records.queues()) == ["webhooks"]
     done = await apply_policies(store, declared, ADA, ["webhooks"])
     assert [(each.is_changed, each.version) for each in done] == [(True, 2)]
     assert describe_policy_change(done[0])["changes"][0]["part"] == "concurrency:account"

@@ -12,7 +12,7 @@ from fairlane.errors import ConfigurationError, JobNotFound, UnknownQueue
 from fairlane.job import State
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome
-from fairlane.store import operators
+from fairlane.store import operators, records
 from fairlane.store.operators import Handled, JobFilter
 from fairlane.store.protocol import Pruned, Retention, Store
 from tests.store.harness import (
@@ -54,7 +54,7 @@ async def listed(store: Store, wanted: JobFilter, limit: int = 100) -> list[UUID
     found: list[UUID] = []
     after: str | None = None
     while True:
-        page = await store.find_jobs(wanted, after, limit)
+        page = await store.run(operators.find_jobs(wanted, after, limit))
         assert len(page.jobs) <= limit
         found += [each.id for each in page.jobs]
         if page.after is None:
@@ -129,7 +129,7 @@ async def test_dead_jobs_are_listed_by_their_end(
 async def test_a_page_has_whole_records(store: Store, queue: str) -> None:
     jobs = await one_in_each_state(store)
     for state, job in jobs.items():
-        (record,) = (await store.find_jobs(JobFilter(state=state))).jobs
+        (record,) = (await store.run(operators.find_jobs(JobFilter(state=state)))).jobs
         assert record == await store.job(job)
 
 
@@ -165,13 +165,13 @@ async def test_paging_on_misses_nothing_while_jobs_come_change_and_go(
 ) -> None:
     jobs = await given_jobs(store, PLAIN, count=9)
     (late,) = await given_jobs(store, PLAIN, delay=SECOND)
-    first = await store.find_jobs(JobFilter(queue=queue), limit=4)
+    first = await store.run(operators.find_jobs(JobFilter(queue=queue), limit=4))
     assert [each.id for each in first.jobs] == [late, *jobs[:5:-1]]
     await given_jobs(store, PLAIN, count=5)
     clock.advance("1s")
     await finish(store, await claim(store, queue, 12), Died("over"))  # the late one joins its lane at a new place
     await store.purge([jobs[5], jobs[6]])
-    rest = await store.find_jobs(JobFilter(queue=queue), first.after, limit=100)
+    rest = await store.run(operators.find_jobs(JobFilter(queue=queue), first.after, limit=100))
     assert [each.id for each in rest.jobs] == jobs[4::-1]
     assert rest.after is None
 
@@ -182,12 +182,12 @@ async def test_paging_through_dead_jobs_misses_nothing_while_some_are_put_back(
     jobs = await ended(store, 6, Died("over"))
     clock.advance("1s")
     jobs += await ended(store, 3, Died("over"))
-    first = await store.find_jobs(JobFilter(state=State.DEAD), limit=4)
+    first = await store.run(operators.find_jobs(JobFilter(state=State.DEAD), limit=4))
     seen = [each.id for each in first.jobs]
     left = [job for job in jobs if job not in seen]
     await store.replay([*seen[1:], left[0]])
     await ended(store, 4, Died("later"))
-    rest = await store.find_jobs(JobFilter(state=State.DEAD), first.after, limit=100)
+    rest = await store.run(operators.find_jobs(JobFilter(state=State.DEAD), first.after, limit=100))
     assert sorted(each.id for each in rest.jobs) == sorted(left[1:])
 
 
@@ -201,9 +201,9 @@ async def test_one_call_looks_at_a_bounded_number_and_says_where_to_go_on(
     await given_jobs(store, PLAIN, count=45)
     for state, least in ((None, 4), (State.DEAD, 2)):
         wanted = JobFilter(keys={"account": "nobody"}, state=state)
-        pages = [await store.find_jobs(wanted)]
+        pages = [await store.run(operators.find_jobs(wanted))]
         while pages[-1].after is not None:
-            pages.append(await store.find_jobs(wanted, pages[-1].after))
+            pages.append(await store.run(operators.find_jobs(wanted, pages[-1].after)))
         assert [page.jobs for page in pages] == [[]] * len(pages)
         assert least <= len(pages) <= least + 1
         assert await listed(store, JobFilter(queue="email", state=state), 1) == [needle]
@@ -211,12 +211,12 @@ async def test_one_call_looks_at_a_bounded_number_and_says_where_to_go_on(
 
 async def test_an_unknown_queue_and_a_strange_cursor_are_refused(store: Store, queue: str) -> None:
     with pytest.raises(UnknownQueue):
-        await store.find_jobs(JobFilter(queue="nothing"))
+        await store.run(operators.find_jobs(JobFilter(queue="nothing")))
     for after in ("", "x", "1.2", f"{uuid4().hex}.1.2"):
         with pytest.raises(ConfigurationError, match="no place in this listing"):
-            await store.find_jobs(JobFilter(), after)
+            await store.run(operators.find_jobs(JobFilter(), after))
     with pytest.raises(ConfigurationError, match="no place in this listing"):
-        await store.find_jobs(JobFilter(state=State.DEAD), uuid4().hex)
+        await store.run(operators.find_jobs(JobFilter(state=State.DEAD), uuid4().hex))
 
 
 # Removing.
@@ -229,7 +229,7 @@ async def test_a_purged_job_is_gone_with_its_history(store: Store, clock: Manual
         with pytest.raises(JobNotFound):
             await store.job(job)
         with pytest.raises(JobNotFound):
-            await store.attempts(job)
+            await store.run(records.attempts(job))
     assert await listed(store, JobFilter(state=State.DEAD)) == [jobs[2]]
     clock.advance("8d")
     assert await store.prune(KEEP) == Pruned(1)

@@ -13,6 +13,7 @@ from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.gates import Reason
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.explain import explain
+from fairlane.store import records
 from fairlane.store.audit import EXPIRY, Note
 from fairlane.store.protocol import Store
 from tests.store.harness import (
@@ -196,7 +197,7 @@ async def test_an_override_ends_by_itself_and_whoever_it_held_back_starts(store:
     declared = await store.policy("webhooks")
     assert declared is not None
     assert declared.policy.overrides.all == ()
-    newest, first = await store.audit("webhooks")
+    newest, first = await store.run(records.audit("webhooks"))
     assert (newest.actor, newest.action) == (EXPIRY, "expire")
     assert (first.actor, first.action, first.reason) == ("ada", "test", "an incident")
 
@@ -291,7 +292,7 @@ async def test_an_override_that_has_no_place_is_refused_and_leaves_nothing(
     with pytest.raises((InvalidOverride, InvalidPolicy), match=reason):
         await put(store, "webhooks", override)
     assert await _overrides(store, "webhooks") == ()
-    assert await store.audit() == []
+    assert await store.run(records.audit()) == []
 
 
 async def test_a10_a_forced_start_is_counted_by_every_limit_and_by_fairness_and_clears_no_back_off(
@@ -317,7 +318,7 @@ async def test_a10_a_forced_start_is_counted_by_every_limit_and_by_fairness_and_
     assert await claim(store, "q", 10) == []
     clock.advance("30m")
     assert ids(await claim(store, "q", 10)) == jobs[1:2]
-    (entry,) = await store.audit()
+    (entry,) = await store.run(records.audit())
     assert (entry.action, entry.actor) == ("force", "ada")
 
 
@@ -369,10 +370,10 @@ async def test_o02_every_action_on_jobs_is_recorded_with_who_when_and_what(store
     await store.retry_now([job], note("retry"))
     await finish(store, await claim(store, "webhooks", 1))
     await store.purge([job], note("purge"))
-    entries = await store.audit()
+    entries = await store.run(records.audit())
     assert [entry.action for entry in entries] == ["purge", "retry"]
     assert all(str(job) in (entry.before or "") and entry.actor == "ada" for entry in entries)
-    assert [entry.action for entry in await store.audit(before=entries[0].id)] == ["retry"]
+    assert [entry.action for entry in await store.run(records.audit(before=entries[0].id))] == ["retry"]
     at: Any = entries[0].at
     assert at == clock.now()
 
@@ -440,7 +441,7 @@ async def test_an_override_that_ended_is_not_booked_on_the_next_operator(store: 
     clock.advance("2s")
     (amendment,) = await store.amend(["webhooks"], [pause(account="bolt")], [], Note(actor="carol", action="pause"))
     assert amendment.before == ()
-    by_actor = {entry.actor: entry.target for entry in await store.audit("webhooks")}
+    by_actor = {entry.actor: entry.target for entry in await store.run(records.audit("webhooks"))}
     assert by_actor == {
         "ada": "account=acme is paused",
         EXPIRY: "account=acme is no longer paused",

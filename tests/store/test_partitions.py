@@ -13,6 +13,7 @@ from fairlane.clock import ManualClock
 from fairlane.errors import BacklogFull, ConfigurationError, InvalidJob, InvalidPolicy
 from fairlane.policy import partition_for
 from fairlane.queue import Queue
+from fairlane.store import operators, records
 from fairlane.task import Task
 from tests.store.by_hand import url_of
 from tests.store.harness import Database, soon
@@ -36,7 +37,7 @@ class Mail:
         """Ready jobs of each partition, counted without a claim."""
         found = []
         for each in self.queue.partitions:
-            jobs = (await (await self.app.opened()).find_jobs(_waiting(each.queue), None, 1_000)).jobs
+            jobs = (await (await self.app.opened()).run(operators.find_jobs(_waiting(each.queue), None, 1_000))).jobs
             found.append(len(jobs))
         return found
 
@@ -285,7 +286,7 @@ async def test_a_program_with_another_width_starts_and_goes_by_the_stored_one(
     assert len(held) == 2 * len(ACCOUNTS)
     await other.queue.ack(held)
     store = await other.app.opened()
-    assert sorted(await store.queues()) == ["email", "email__p1", "email__p2", "email__p3"]
+    assert sorted(await store.run(records.queues())) == ["email", "email__p1", "email__p2", "email__p3"]
     assert await mail.queue.claim(1_000) == []
 
 

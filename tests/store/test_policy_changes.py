@@ -9,6 +9,7 @@ import pytest
 from fairlane.clock import ManualClock
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.settlement import Released
+from fairlane.store import records
 from fairlane.store.protocol import Store
 from tests.store.harness import (
     Database,
@@ -37,7 +38,7 @@ async def test_the_first_declaration_is_put_in_force(store: Store) -> None:
     declared = await store.declare(policy)
     assert (declared.policy, declared.is_drift) == (policy, False)
     assert await store.policy("webhooks") == declared
-    assert await store.queues() == ["webhooks"]
+    assert await store.run(records.queues()) == ["webhooks"]
 
 
 async def test_declaring_the_same_again_changes_nothing(store: Store) -> None:
@@ -48,7 +49,7 @@ async def test_declaring_the_same_again_changes_nothing(store: Store) -> None:
 async def test_queues_are_listed_by_name(store: Store) -> None:
     for name in ("mail", "a", "webhooks"):
         await store.declare(Policy(name))
-    assert await store.queues() == ["a", "mail", "webhooks"]
+    assert await store.run(records.queues()) == ["a", "mail", "webhooks"]
 
 
 async def test_a_differing_declaration_wins_on_sqlite_and_is_drift_on_postgres(

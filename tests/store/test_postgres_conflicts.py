@@ -8,6 +8,7 @@ import pytest
 from fairlane.job import StampedEffects
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Cancelled, Done, Failed, Outcome, Released, settle
+from fairlane.store import records
 from fairlane.store.postgres import PostgresStore
 from tests.store.harness import claim, given_jobs, ids, new_jobs
 
@@ -66,7 +67,7 @@ async def test_a_settlement_that_meets_a_conflict_is_tried_again(postgres_url: s
     assert await tries(postgres_url) >= 3
     for each in settlements:
         assert (await store.job(each.job)).state is each.to
-        assert len(await store.attempts(each.job)) == 1
+        assert len(await store.run(records.attempts(each.job))) == 1
     await store.close()
 
 
@@ -83,7 +84,7 @@ async def test_effects_that_meet_a_conflict_land_with_their_ack_once(postgres_ur
     assert await store.settle([settle(held, Done(b"1", effects), 5)]) == []
     assert await tries(postgres_url) == 3
     assert (await store.job(job)).result == b"1"
-    assert await store.get_value("landed") == b"1"
+    assert await store.run(records.get_value("landed")) == b"1"
     assert ids(await claim(store, "webhooks", 5)) == [follow_up.id]
     await store.close()
 

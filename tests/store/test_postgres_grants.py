@@ -25,6 +25,7 @@ from fairlane.operations.metrics import limits_waited_for
 from fairlane.operations.requests import find_jobs
 from fairlane.policy import Policy
 from fairlane.policy.repartition import Phase, begun, phase_of
+from fairlane.store import records
 from fairlane.store.audit import Note
 from fairlane.store.postgres.grants import ROLES, grants
 from fairlane.store.protocol import Store, WorkerIdentity
@@ -175,7 +176,7 @@ async def produce(app: App, webhooks: Queue) -> list[Any]:
     await in_transaction.explain()
     await webhooks.explain(account="acme")
     await webhooks.explain()
-    await (await app.opened()).policy_versions(["webhooks"])
+    await (await app.opened()).run(records.policy_versions(["webhooks"]))
     await cancelled.attempts()
     await cancelled.cancel()
     await deliver.dry_run("acme")
@@ -260,7 +261,7 @@ async def keep_up(worker: App, queue: Queue) -> None:
     await limits_waited_for(store, [claim._claim])
     await store.wake_another(claim.queue, identity.id)
     await queue.ack([claim])
-    for name in await store.queues():
+    for name in await store.run(records.queues()):
         await store.count_gates(name)
         await store.recount(name)
         await store.collect(name)
@@ -269,8 +270,8 @@ async def keep_up(worker: App, queue: Queue) -> None:
         await store.traces(name, [], [])
     await store.reap()
     await store.report(identity, None)
-    await store.contexts([claim.id])
-    await store.retries([claim.id])
+    await store.run(records.contexts([claim.id]))
+    await store.run(records.retries([claim.id]))
     listener = await store.listen(identity)
     await store.look("webhooks", 1, worker=identity, listener=listener)
     await store.look("webhooks", 0, worker=identity, listener=listener)
@@ -323,11 +324,11 @@ async def _is_drained(app: App) -> bool:
 async def look(roles: Roles) -> None:
     async with roles.operations("viewer") as (app, store, operations):
         await look_at(app, operations)
-        names = await store.queues()
+        names = await store.run(records.queues())
         await store.counts("webhooks")
         await store.traces("webhooks", [], [])
-        await store.given([])
-        await store.policy_versions(names)
+        await store.run(records.given([]))
+        await store.run(records.policy_versions(names))
     for command in (
         "status",
         "queues",

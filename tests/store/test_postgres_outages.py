@@ -16,6 +16,7 @@ from fairlane.errors import DuplicateJob, StoreUnavailable
 from fairlane.job import Claim, OnDead, StampedEffects, State
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import SEEN, Died, Done, Failed, Lost, Released, settle
+from fairlane.store import records, schedules
 from fairlane.store.audit import Note
 from fairlane.store.faults import Fault
 from fairlane.store.postgres import PostgresStore, connections
@@ -149,7 +150,7 @@ async def test_a_settlement_whose_commit_was_not_heard_of_is_not_reported_lost(
     for each in held:
         record = await store.job(each.id)
         assert record.state is settlements[0].to
-        assert [past.claimed_at for past in await store.attempts(each.id)].count(each.claimed_at) == 1
+        assert [past.claimed_at for past in await store.run(records.attempts(each.id))].count(each.claimed_at) == 1
 
 
 # L01
@@ -334,7 +335,7 @@ async def test_effects_land_with_their_ack_or_not_at_all_wherever_the_connection
         proxy.cut_at(0)
         assert (await other.job(held.id)).state is State.DONE
         assert (await other.job(follow_up.id)).state is State.READY
-        assert await other.get_value(f"turn {turn}") == b"1"
+        assert await other.run(records.get_value(f"turn {turn}")) == b"1"
         assert (await other.counts("webhooks")).ready <= 1
         (next_one,) = await claim(other, "webhooks", 5)
         assert next_one.id == follow_up.id
@@ -361,7 +362,7 @@ async def test_effects_for_death_land_once_wherever_the_connection_is_cut(
             await store.reap()
         proxy.cut_at(0)
         assert (await other.job(held.id)).state is State.DEAD
-        assert await other.get_value(f"turn {turn}") == b"1"
+        assert await other.run(records.get_value(f"turn {turn}")) == b"1"
         (next_one,) = await claim(other, "webhooks", 5)
         assert next_one.task == "follow-up"
         await finish(other, [next_one])
@@ -397,26 +398,26 @@ async def test_many_who_ask_at_once_share_a_bounded_number_of_connections(postgr
 async def test_an_operators_word_about_a_schedule_counts_once_though_its_commit_was_not_heard_of(
     store: PostgresStore, other: PostgresStore, proxy: Proxy, is_paused: bool | None
 ) -> None:
-    await store.put_schedule("nightly", b"digest", "{}", 1, instead_of=None)
+    await store.run(schedules.put_schedule("nightly", b"digest", "{}", 1, instead_of=None))
     proxy.swallow_the_answer_to(b"COMMIT;")
-    changed = await store.amend_schedule("nightly", Note(actor="ada", action="act"), is_paused=is_paused)
+    changed = await store.run(schedules.amend_schedule("nightly", Note(actor="ada", action="act"), is_paused=is_paused))
     assert proxy.cuts == 1
     assert changed is not None
     assert (changed.triggers, changed.is_paused) == ((1, False) if is_paused is None else (0, True))
-    assert await other.schedules() == [changed]
-    assert [entry.actor for entry in await other.audit()] == ["ada"]
+    assert await other.run(schedules.schedules()) == [changed]
+    assert [entry.actor for entry in await other.run(records.audit())] == ["ada"]
 
 
 async def test_an_operators_trigger_whose_transaction_was_lost_is_made_once(
     store: PostgresStore, other: PostgresStore, proxy: Proxy
 ) -> None:
-    await store.put_schedule("nightly", b"digest", "{}", 1, instead_of=None)
+    await store.run(schedules.put_schedule("nightly", b"digest", "{}", 1, instead_of=None))
     step = 0
     while step < 11:
         step += 1
         proxy.cut_at(step)
-        changed = await store.amend_schedule("nightly", Note(actor="ada", action="act"))
+        changed = await store.run(schedules.amend_schedule("nightly", Note(actor="ada", action="act")))
         assert changed is not None
         assert changed.triggers == step
     assert proxy.cuts > 5
-    assert [row.triggers for row in await other.schedules()] == [step]
+    assert [row.triggers for row in await other.run(schedules.schedules())] == [step]

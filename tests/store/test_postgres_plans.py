@@ -17,7 +17,7 @@ from fairlane.clock import ManualClock
 from fairlane.job import NewJob
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.snapshot import Plan
-from fairlane.store import boards
+from fairlane.store import boards, schedules
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.postgres.claim_lock import Loaded, Scheduling
 from fairlane.store.postgres.connections import STATEMENTS, Connections
@@ -342,7 +342,7 @@ async def fill(store: PostgresStore, accounts: int) -> None:
     await store.tally("webhooks")
     await claim(store, "webhooks", 100)
     for number in range(accounts):
-        await store.put_schedule(f"schedule-{number}", b"digest", "{}", number, instead_of=None)
+        await store.run(schedules.put_schedule(f"schedule-{number}", b"digest", "{}", number, instead_of=None))
 
 
 @pytest.mark.parametrize("statement", sorted(INDEXES))

@@ -9,6 +9,7 @@ import pytest
 
 from fairlane.job import State
 from fairlane.policy import Concurrency, Fair, Policy
+from fairlane.store import records
 from tests.store.harness import Database, claim, given_jobs, ids, state_of
 from tests.store.processes import FOLLOW_UPS, Run, follow_up_of, killed_while_it_acks, run_together
 
@@ -66,7 +67,7 @@ async def test_a_process_that_is_killed_while_it_acks_leaves_all_or_nothing_of_e
     landed = []
     for job in jobs:
         is_done = await state_of(store, job) is State.DONE
-        assert (await store.get_value(str(job)) is not None) is is_done
+        assert (await store.run(records.get_value(str(job))) is not None) is is_done
         if is_done:
             landed.append(follow_up_of(job))
     assert len(landed) >= 31

@@ -12,7 +12,7 @@ from fairlane.clock import ManualClock
 from fairlane.errors import ConfigurationError, JobNotFound
 from fairlane.job import State
 from fairlane.scheduler.settlement import Died, Done, Failed
-from fairlane.store import operators
+from fairlane.store import operators, records
 from fairlane.store.operators import AT_ONCE, Handled, JobFilter
 from fairlane.store.protocol import Store
 from tests.store.harness import (
@@ -41,17 +41,17 @@ async def test_a_replayed_job_is_new_again_and_remembers_its_past(store: Store, 
     for n in range(2):
         clock.advance("1m")
         await finish(store, await claim(store, queue), Failed(f"boom {n}", SECOND))
-    before = await store.attempts(job)
+    before = await store.run(records.attempts(job))
     assert await store.replay([job]) == [Handled(job, State.DEAD)]
     record = await store.job(job)
     assert (record.state, record.attempt, record.replays) == (State.READY, 0, 1)
     assert (record.error, record.finished_at, record.claimed_at, record.worker) == (None, None, None, None)
-    assert await store.attempts(job) == before
+    assert await store.run(records.attempts(job)) == before
     clock.advance("1m")
     (held,) = await claim(store, queue)
     assert (held.id, held.attempt, held.max_attempts) == (job, 1, 2)
     await finish(store, [held], Done(b"at last"))
-    assert [(each.attempt, each.outcome, each.error) for each in await store.attempts(job)] == [
+    assert [(each.attempt, each.outcome, each.error) for each in await store.run(records.attempts(job))] == [
         (1, "failed", "boom 0"),
         (2, "failed", "boom 1"),
         (1, "done", None),

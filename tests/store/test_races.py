@@ -22,6 +22,7 @@ from fairlane.job import Claim, NewJob, Outcome, StampedEffects, State
 from fairlane.policy import Concurrency, Policy
 from fairlane.policy.unique import OnConflict, Unique, unique_key
 from fairlane.scheduler.settlement import Done, Failed, settle
+from fairlane.store import records
 from fairlane.store.protocol import Store
 from tests.store.harness import LEASE, Database, claim, finish, given_jobs, ids, new_jobs, soon, state_of
 
@@ -117,11 +118,11 @@ async def test_of_an_ack_and_a_reaper_exactly_one_wins(shared_database: Database
             assert reaped.settled == []
             assert (record.state, record.result) == (State.DONE, b"1")
         landed = race is with_effects and not lost
-        assert (await worker.get_value(f"{turn}") is not None) is landed
+        assert (await worker.run(records.get_value(f"{turn}")) is not None) is landed
         again = await claim(worker, "races", 5)
         assert ids(again) == ([job] if lost else [follow_up.id] if landed else [])
         await finish(worker, again)
-        assert len(await worker.attempts(job)) == (2 if lost else 1)
+        assert len(await worker.run(records.attempts(job))) == (2 if lost else 1)
     plain.assert_both_have_won()
     with_effects.assert_both_have_won()
     await assert_nothing_runs(worker)

@@ -18,6 +18,7 @@ from fairlane.operations import Intent, change_partitions, partitions_of
 from fairlane.policy import partition_for
 from fairlane.policy.policy import Policy
 from fairlane.policy.repartition import LEARNED_AFTER, Phase, begun, in_phase, next_phase, phase_of
+from fairlane.store import operators
 from fairlane.store.audit import Note
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
@@ -294,7 +295,7 @@ async def test_a_unique_key_has_one_live_job_through_a_change_of_partitions(
         for account in ACCOUNTS:
             again = await program.send.using(unique=account).enqueue(account)
             assert (again.outcome, again.id) == (Outcome.DUPLICATE, held[account].id)
-        live = (await store.find_jobs(JobFilter(), None, 1_000)).jobs
+        live = (await store.run(operators.find_jobs(JobFilter(), None, 1_000))).jobs
         assert len([job for job in live if job.state is State.READY]) == len(ACCOUNTS)
         clock.advance("10s")  # it has learned how far the change has come
 
@@ -307,5 +308,5 @@ async def test_a_unique_key_has_one_live_job_through_a_change_of_partitions(
     await change_partitions(store, "email", AFTER, OPERATOR)
     await nobody_else()
     homes = {f"email__p{n}" if n else "email" for n in (partition_for(each, AFTER) for each in ACCOUNTS)}
-    jobs = (await store.find_jobs(JobFilter(), None, 1_000)).jobs
+    jobs = (await store.run(operators.find_jobs(JobFilter(), None, 1_000))).jobs
     assert {job.queue for job in jobs if job.state is State.READY} == homes

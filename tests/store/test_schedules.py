@@ -14,9 +14,10 @@ import pytest
 from fairlane import App, Backlog, State, Unique
 from fairlane.clock import Instant, ManualClock, as_datetime, as_instant
 from fairlane.cron.schedules import job_of_slot
-from fairlane.errors import StoreUnavailable, UnknownSchedule
-from fairlane.job import JobRecord
+from fairlane.errors import StoreUnavailable
+from fairlane.store import operators, records, schedules
 from fairlane.store.operators import JobFilter
+from fairlane.store.procedures import Work
 from fairlane.store.protocol import WorkerIdentity
 from tests.store.by_hand import url_of
 from tests.store.harness import Database, hear
@@ -41,7 +42,7 @@ async def fired(app: App) -> list[JobRecord]:
     found: list[JobRecord] = []
     after: str | None = None
     while True:
-        page = await store.find_jobs(JobFilter(), after, 1_000)
+        page = await store.run(operators.find_jobs(JobFilter(), after, 1_000))
         found += page.jobs
         if (after := page.after) is None:
             return sorted(found, key=lambda job: (job.context["slot"], job.id))
@@ -188,7 +189,7 @@ async def test_a_paused_schedule_does_not_fire_nor_make_up_for_it_and_can_be_tri
     await app.fire_schedules()
     assert shown(await fired(app)) == ["01 05:30", "01 06:00"]
     store = await app.opened()
-    told = [(entry.actor, entry.action, entry.target) for entry in await store.audit(queue="default")]
+    told = [(entry.actor, entry.action, entry.target) for entry in await store.run(records.audit(queue="default"))]
     assert told == [
         ("bob", "resume schedule", "schedule hourly"),
         ("ada", "trigger schedule", "schedule hourly"),
@@ -203,7 +204,7 @@ async def test_what_is_only_looked_at_changes_nothing(app: App, clock: ManualClo
     for look in (app.operations.pause_schedule, app.operations.trigger_schedule):
         await look("hourly", dry_run=True)
     assert await app.operations.list_schedules() == before
-    assert await (await app.opened()).audit() == []
+    assert await (await app.opened()).run(records.audit()) == []
     with pytest.raises(UnknownSchedule, match="no schedule 'hurly'; did you mean 'hourly'"):
         await app.operations.pause_schedule("hurly")
 
@@ -228,18 +229,20 @@ async def test_a_slot_whose_transaction_is_lost_is_fired_again_and_whole(app: Ap
     await app.fire_schedules()
     clock.advance("1h")
     store = await app.opened()
-    real = store.fire_schedule
+    real = store.run
     for lands in (False, True):
 
-        async def broken(*given: Any, lands: bool = lands) -> bool:
+        async def broken(work: Work[Any], tx: Any = None, lands: bool = lands) -> Any:
+            if not work.terms.writes:
+                return await real(work)
             if lands:
-                await real(*given)
+                await real(work)
             raise StoreUnavailable("the connection broke")
 
-        store.fire_schedule = broken  # type: ignore[method-assign,assignment]
+        store.run = broken  # type: ignore[method-assign]
         with pytest.raises(StoreUnavailable):
             await app.fire_schedules()
-        store.fire_schedule = real  # type: ignore[method-assign]
+        store.run = real  # type: ignore[method-assign]
         await app.fire_schedules()
         clock.advance("1h")
     assert shown(await fired(app)) == ["01 01:00", "01 02:00"]
@@ -329,7 +332,7 @@ async def test_whoever_has_schedules_hears_that_one_is_resumed_or_triggered_and_
     store, worker = await app.opened(), WorkerIdentity(uuid4(), "a worker")
     listener = await store.listen(worker)
     try:
-        await store.keep_schedules({}, worker.id)
+        await store.run(schedules.keep_schedules({}, worker.id))
         assert not listener.schedules_changed()
         for act in (app.operations.pause_schedule, app.operations.resume_schedule, app.operations.trigger_schedule):
             await act("hourly", actor="ada")

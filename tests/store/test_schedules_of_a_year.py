@@ -15,9 +15,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from fairlane import App
-from fairlane.clock import ManualClock, as_instant
-from fairlane.job import JobRecord
+from fairlane import App, JobRecord, ManualClock
+from fairlane.clock import as_instant
+from fairlane.store import operators
 from fairlane.store.operators import JobFilter
 from tests.store.by_hand import url_of
 from tests.store.harness import Database
@@ -141,7 +141,7 @@ async def all_jobs(app: App) -> list[JobRecord]:
     store, after = await app.opened(), None
     found: list[JobRecord] = []
     while True:
-        page = await store.find_jobs(JobFilter(), after, 1_000)
+        page = await store.run(operators.find_jobs(JobFilter(), after, 1_000))
         found += page.jobs
         if (after := page.after) is None:
             return found

@@ -23,6 +23,7 @@ from fairlane.scheduler.settlement import (
     Snoozed,
     settle,
 )
+from fairlane.store import records
 from fairlane.store.protocol import Store
 from tests.store.harness import (
     SECOND,
@@ -63,9 +64,9 @@ async def test_a_late_settlement_after_a_requeue_changes_nothing(
     (stale,) = await claim(store, queue)
     clock.advance("31s")
     await store.reap()
-    before = await store.job(job), await store.attempts(job)
+    before = await store.job(job), await store.run(records.attempts(job))
     assert await store.settle([settle(stale, outcome, 5)]) == [job]
-    assert (await store.job(job), await store.attempts(job)) == before
+    assert (await store.job(job), await store.run(records.attempts(job))) == before
     assert before[0].state is State.READY
 
 
@@ -79,9 +80,9 @@ async def test_a_late_settlement_after_another_worker_claimed_the_job_changes_no
     clock.advance("31s")
     await store.reap()
     (newer,) = await claim(store, queue, worker=worker_named("next"))
-    before = await store.job(job), await store.attempts(job)
+    before = await store.job(job), await store.run(records.attempts(job))
     assert await store.settle([settle(stale, outcome, 5)]) == [job]
-    assert (await store.job(job), await store.attempts(job)) == before
+    assert (await store.job(job), await store.run(records.attempts(job))) == before
     await finish(store, [newer], Done(b"mine"))
     assert (await store.job(job)).result == b"mine"
 
@@ -92,9 +93,9 @@ async def test_a_claim_is_settled_once(store: Store, queue: str, first: Outcome)
     (job,) = await given_jobs(store, PLAIN)
     (held,) = await claim(store, queue)
     await finish(store, [held], first)
-    before = await store.job(job), await store.attempts(job)
+    before = await store.job(job), await store.run(records.attempts(job))
     assert await store.settle([settle(held, Done(b"twice"), 5)]) == [job]
-    assert (await store.job(job), await store.attempts(job)) == before
+    assert (await store.job(job), await store.run(records.attempts(job))) == before
 
 
 # L01
@@ -240,7 +241,7 @@ async def test_one_id_from_enqueue_to_history(store: Store, clock: ManualClock, 
     assert held.cancel_requested is False
     await finish(store, [held])
     assert (await store.job(new.id)).id == new.id
-    assert len(await store.attempts(new.id)) == 1
+    assert len(await store.run(records.attempts(new.id))) == 1
 
 
 async def test_a_job_that_does_not_exist_is_not_found(store: Store, queue: str) -> None:

@@ -11,6 +11,7 @@ from fairlane.policy import Concurrency, Fair, Limit, Policy, Rate
 from fairlane.policy.gates import Reason
 from fairlane.scheduler.explain import explain
 from fairlane.scheduler.settlement import Failed, Released
+from fairlane.store import records
 from fairlane.store.audit import Note
 from fairlane.store.protocol import QueueCounts, Store
 from tests.store.harness import (
@@ -297,7 +298,7 @@ async def test_queues_that_mean_different_limits_by_one_name_are_refused(store: 
     for other in (Rate(4, per="1s", name="gpu"), Concurrency(4, by="account", name="gpu")):
         with pytest.raises(InvalidPolicy, match=r"'serve'.*'train'.*another name"):
             await store.declare(Policy("serve", limits=(other,)))
-    assert await store.queues() == ["train"]
+    assert await store.run(records.queues()) == ["train"]
 
 
 async def test_the_bound_of_a_name_is_stored_once(store: Store, database: Database) -> None:

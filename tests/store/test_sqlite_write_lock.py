@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairlane.policy import Policy
+from fairlane.store import records
 from fairlane.store.sqlite import SqliteStore
 from fairlane.store.sqlite.database import CROWDED_CLAIM, REMEMBERED, WriteLock
 from tests.store.harness import claim_once, new_jobs
@@ -37,7 +38,7 @@ async def test_a_claim_is_bounded_while_others_wait_to_write_and_says_that_there
     assert len(claimed.claims) == CROWDED_CLAIM
     assert claimed.more
     for _ in range(REMEMBERED):
-        await store.put_value("alone", b"again")
+        await store.run(records.put_value("alone", b"again"))
     assert len((await claim_once(store, "webhooks", 3 * CROWDED_CLAIM)).claims) == 3 * CROWDED_CLAIM
     theirs.close()
     await store.close()

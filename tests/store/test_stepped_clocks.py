@@ -13,8 +13,9 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from fairlane import App, Breaker, Concurrency, Limit, Outcome, Rate, Unique
-from fairlane.clock import SECOND, ManualClock, as_datetime
+from fairlane import App, Breaker, Concurrency, Limit, ManualClock, Outcome, Rate, Unique
+from fairlane.clock import SECOND, as_datetime
+from fairlane.store import schedules
 from fairlane.store.postgres.grants import grants
 from fairlane.store.queue_time import QueueClock, QueueTime
 from tests.store.by_hand import url_of
@@ -330,14 +331,14 @@ async def test_a_time_of_day_goes_by_the_wall_clock_whatever_queue_time_is(machi
     await machine.advance("1s")
     assert len(await program.queue.claim(500)) == 401
     store = await program.app.opened()
-    (row,) = await store.schedules()
+    (row,) = await store.run(schedules.schedules())
     assert row.next_at is not None
     assert row.last_slot is None
     due = as_datetime(row.next_at)
     assert due - as_datetime(machine.clock.now()) < timedelta(hours=1)
     await machine.step(row.next_at - machine.clock.now())
     await program.app.fire_schedules()
-    assert [each.last_slot for each in await store.schedules()] == [row.next_at]
+    assert [each.last_slot for each in await store.run(schedules.schedules())] == [row.next_at]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ import pytest
 from fairlane.errors import DuplicateJob, StoreUnavailable
 from fairlane.job import State
 from fairlane.policy import Concurrency, Policy
+from fairlane.store import records
 from fairlane.store.protocol import QueueCounts, Store
 from fairlane.testing.postgres import ThrowawayPostgres
 from tests.model import boards
@@ -391,7 +392,7 @@ async def test_processes_take_over_from_one_another_and_are_killed_and_so_is_the
     ran: list[tuple[str | None, str]] = [
         (account, each.outcome)
         for job, account in fleet.accounts.items()
-        for each in await store.attempts(job)
+        for each in await store.run(records.attempts(job))
         # Given back unstarted; if somebody had asked for that meanwhile, cancelled.
         if each.outcome != "released" and each.error != GIVEN_BACK.reason
     ]

@@ -19,6 +19,7 @@ from fairlane.policy import Policy
 from fairlane.policy.unique import Unique, unique_key
 from fairlane.scheduler.settlement import Died, Failed, Released, Snoozed
 from fairlane.scheduler.settlement import Outcome as Ending
+from fairlane.store import records
 from fairlane.store.audit import Note
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Retention, Store
@@ -313,7 +314,7 @@ async def test_a_replay_may_replace_a_holder_that_waits_and_never_one_that_runs(
     (foreseen,) = await store.replay([dead], on_conflict="replace", dry_run=True)
     note = Note(actor="ann", action="replay")
     (done,) = await store.replay([dead], note=note, on_conflict="replace")
-    (entry,) = await store.audit()
+    (entry,) = await store.run(records.audit())
     assert f'"{holder.id}":"cancelled for {dead}"' in f"{entry.before}{entry.after}"
     assert [(each.skipped, each.replaced) for each in (foreseen, done)] == [(None, holder.id)] * 2
     record = await store.job(holder.id)

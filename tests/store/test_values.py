@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from fairlane.effects import ABSENT, LONGEST_KEY, Page, Values, key_range
 from fairlane.errors import ConfigurationError, InvalidValue
+from fairlane.store import records
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.postgres import caller_transactions as postgres_values
 from fairlane.store.protocol import Store
@@ -280,5 +281,8 @@ async def test_writers_of_the_same_keys_never_deadlock(postgres_url: str) -> Non
             await connection.close()
 
     await soon(asyncio.gather(*(write_at_random(seed) for seed in range(6))))
-    assert {await store.get_value(key) for key in keys} <= {None, *(str(seed).encode() for seed in range(6))}
+    assert {await store.run(records.get_value(key)) for key in keys} <= {
+        None,
+        *(str(seed).encode() for seed in range(6)),
+    }
     await store.close()

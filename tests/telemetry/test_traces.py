@@ -15,6 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from fairlane import App, Backoff, Concurrency, Effects, Snooze, context
 from fairlane.errors import InvalidJob
 from fairlane.job import trace_of, with_trace
+from fairlane.store import records
 from tests.waiting import until
 from tests.worker.harness import working
 
@@ -224,9 +225,9 @@ async def test_a_trace_in_a_job_is_seen_by_no_policy_and_no_person(app: App, spa
 
     async with app:
         job = await send.using(context={"plan": "gold"}).enqueue("acme")
-        stored = (await app.opened()).contexts
+        store = await app.opened()
         assert (await job.record()).context == {"plan": "gold"}
-        carried = trace_of((await stored([job.id]))[job.id])
+        carried = trace_of((await store.run(records.contexts([job.id])))[job.id])
     assert seen == [{"plan", "account", "queue", "task", "priority"}]
     [sent] = named(spans, "send email")
     assert carried is not None
@@ -239,7 +240,7 @@ async def test_without_an_sdk_a_job_carries_nothing(app: App) -> None:
 
     async with app:
         job = await work.enqueue()
-        assert await (await app.opened()).contexts([job.id]) == {}
+        assert await (await app.opened()).run(records.contexts([job.id])) == {}
 
 
 async def test_names_that_begin_with_ours_are_refused_in_a_context(app: App) -> None:

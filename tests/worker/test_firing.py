@@ -15,9 +15,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from fairlane import App, FairlaneError, Unique
-from fairlane.clock import SECOND, ManualClock
-from fairlane.errors import ConfigurationError
+from fairlane import App, ConfigurationError, FairlaneError, ManualClock, Unique
+from fairlane.clock import SECOND
+from fairlane.store import operators
 from fairlane.store.operators import JobFilter
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, turns, working
@@ -210,7 +210,7 @@ def slots_after(app: App, count: int) -> tuple[list[str], list[str]]:
     give_up = time.monotonic() + 60
     while time.monotonic() < give_up:
         store = app.run_blocking(app.opened())
-        jobs = app.run_blocking(store.find_jobs(JobFilter(), None, 1_000)).jobs
+        jobs = app.run_blocking(store.run(operators.find_jobs(JobFilter(), None, 1_000))).jobs
         slots: dict[str, list[str]] = {"each-second": [], "each-other-second": []}
         for job in jobs:
             slots[job.context["schedule"]].append(job.context["slot"])

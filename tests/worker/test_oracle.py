@@ -29,6 +29,7 @@ import pytest
 
 from fairlane import App
 from fairlane.job import AttemptRecord, State
+from fairlane.store import records
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Store
 from tests.dashboard.harness import ROOT as SITE
@@ -244,7 +245,9 @@ class World:
     async def check_ledger(self, store: Store) -> None:
         """Every run that has ended is in the stats by key and by hour, and over all minutes, once."""
         jobs = [(UUID(bytes=job) if isinstance(job, bytes) else job, key) for job, key in await self.select(EVERY_JOB)]
-        ran = [(key, each.outcome) for job, key in jobs for each in await store.attempts(job) if _is_run(each)]
+        ran = [
+            (key, each.outcome) for job, key in jobs for each in await store.run(records.attempts(job)) if _is_run(each)
+        ]
         ended, failed = Counter(key for key, _ in ran), Counter(key for key, how in ran if how in FAILED)
         page = await store.ask(lambda moment: moment.list_keys([QUEUE], ("account",), limit=500))
         assert {each.key[0]: (each.ended, each.failed) for _, each in page.keys} == {

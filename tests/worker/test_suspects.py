@@ -17,6 +17,7 @@ from fairlane import App, Job, State
 from fairlane.clock import SECOND, ManualClock
 from fairlane.operations.explanations import explain_job
 from fairlane.scheduler.settlement import SEEN, Done, Lost, Outcome, Released, settle
+from fairlane.store import records
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.worker.child import Begin, BlackBox, End, Noted
 from fairlane.worker.execution import Run
@@ -304,12 +305,15 @@ async def test_a_suspect_runs_in_a_process_of_its_own_and_harms_nobody_by_its_de
             await reaches(slow, State.DEAD)
             assert worker.health().is_well
         store = await app.opened()
-        history = [each.outcome for each in await store.attempts(killer.id) if each.outcome != "released"]
+        history = [each.outcome for each in await store.run(records.attempts(killer.id)) if each.outcome != "released"]
         assert history == ["lost", "lost", "lost", "lost"]
         record = await store.job(killer.id)
         assert record.error == "it ran alone, and its process died (by SIGKILL)"
         assert "TimeoutError" in ((await store.job(slow.id)).error or "")
-        assert (await failing.status(), (await store.attempts(failing.id))[-1].outcome) == (State.SCHEDULED, "failed")
+        assert (await failing.status(), (await store.run(records.attempts(failing.id)))[-1].outcome) == (
+            State.SCHEDULED,
+            "failed",
+        )
         assert await app.values.get("seen") == await innocent.result()
 
 
@@ -322,11 +326,11 @@ async def test_a_process_that_dies_before_the_handler_is_called_costs_the_job_no
         store = await app.opened()
 
         async def was_given_back() -> bool:
-            return [each.outcome for each in await store.attempts(job.id)].count("released") >= 2
+            return [each.outcome for each in await store.run(records.attempts(job.id))].count("released") >= 2
 
         async with working(app, command=(sys.executable, "-c", "raise SystemExit(9)")):
             await until_found(was_given_back)
-        history = await store.attempts(job.id)
+        history = await store.run(records.attempts(job.id))
         assert {each.outcome for each in history} == {"lost", "released"}
         assert await job.status() in (State.SCHEDULED, State.READY)
     assert "it died while it started (exit code 9)" in caplog.text
@@ -339,7 +343,7 @@ async def test_a_suspect_knows_the_time_where_it_runs(lone_shop: tuple[App, tupl
         store = await app.opened()
 
         async def was_put_off() -> bool:
-            return (await store.attempts(job.id))[-1].outcome == "retry"
+            return (await store.run(records.attempts(job.id)))[-1].outcome == "retry"
 
         async with working(app, command=command):
             await until_found(was_put_off)

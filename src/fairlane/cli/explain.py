@@ -16,6 +16,7 @@ from fairlane.job import State
 from fairlane.operations.explanations import describe_explanation, explain_job, explain_queue, has_jobs
 from fairlane.redaction import one_line
 from fairlane.scheduler.explain import Explanation
+from fairlane.store import records
 
 HOLDERS = 5
 """Jobs that are named under a limit; of the others there is a number."""
@@ -59,7 +60,7 @@ async def _ask(
     forwarded = named.forwarded if app else None
     async with existing_store(named) as store:
         if job is not None:
-            if job in await store.queues():
+            if job in await store.run(records.queues()):
                 raise ConfigurationError(f"{job!r} is a queue, not the id of a job; write --queue {job}")
             tasks = named.known_tasks() if app else None
             return await explain_job(store, job_ids((job,))[0], tasks, forwarded), False

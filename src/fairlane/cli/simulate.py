@@ -26,6 +26,7 @@ from fairlane.simulation.plots import plot_simulations, plot_timeline
 from fairlane.simulation.replay import read_history, record
 from fairlane.simulation.run import Recording, SimulatedJob
 from fairlane.simulation.workload import Workload, read_trace
+from fairlane.store import records
 from fairlane.store.rows import not_among
 
 
@@ -118,7 +119,7 @@ def _remembered(options: dict[str, Any]) -> tuple[Policy, list[SimulatedJob]]:
         async with existing_store(app_of(options["app"], options["url"])) as store:
             declared = await store.policy(queue)
             if declared is None:
-                raise not_among(queue, await store.queues())
+                raise not_among(queue, await store.run(records.queues()))
             with Progress("jobs read") as progress:
                 now = await store.now()
                 jobs = await read_history(store, queue, now, last, limit=options["limit"], on_progress=progress)

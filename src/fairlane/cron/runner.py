@@ -17,6 +17,7 @@ from fairlane.cron.recurrence import Due, due_slots
 from fairlane.cron.schedules import Schedule, job_of_slot, job_of_trigger
 from fairlane.errors import DuplicateJob, FairlaneError, InvalidJob, StoreUnavailable
 from fairlane.job import NewJob
+from fairlane.store import schedules
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.schedules import Fired, ScheduleRow
 from fairlane.task import Call
@@ -55,7 +56,7 @@ class Firing:
 
     async def declare(self) -> None:
         """Let this program's declarations be in force, whatever others there were."""
-        rows = {row.name: row for row in await self._store.schedules(self._schedules)}
+        rows = {row.name: row for row in await self._store.run(schedules.schedules(self._schedules))}
         wall = (await self._store.time()).wall
         for name in self._schedules:
             await self._declare(name, rows.get(name), wall)
@@ -68,7 +69,7 @@ class Firing:
         # Before what stands is read: what an operator does after that is announced to this worker.
         await self._keep(time.now, worker)
         soonest: Instant | None = None
-        for row in await self._store.schedules(self._schedules):
+        for row in await self._store.run(schedules.schedules(self._schedules)):
             schedule = self._schedules[row.name]
             if row.digest != self._digests[row.name]:
                 # Another program of the same name is newer. If it is gone, ours is what there is.
@@ -82,7 +83,7 @@ class Firing:
 
     async def _keep(self, now: Instant, worker: UUID | None) -> None:
         if self._kept_at is None or now - self._kept_at >= KEPT_FOR or now < self._kept_at:
-            await self._store.keep_schedules(self._digests, worker)
+            await self._store.run(schedules.keep_schedules(self._digests, worker))
             self._kept_at = now
 
     async def _declare(self, name: str, row: ScheduleRow | None, now: Instant) -> None:
@@ -93,7 +94,9 @@ class Firing:
         if row is not None and row.told()["recurrence"] == schedule.recurrence.document():
             next_at = row.next_at  # what it does has changed, and not when
         instead_of = None if row is None else row.digest
-        if await self._store.put_schedule(name, digest, schedule.document(), next_at, instead_of=instead_of):
+        if await self._store.run(
+            schedules.put_schedule(name, digest, schedule.document(), next_at, instead_of=instead_of)
+        ):
             what = "new" if row is None else "changed"
             log.info("schedule %r is %s: %s", name, what, schedule.recurrence.describe())
 
@@ -140,7 +143,7 @@ class Firing:
 
     async def _move(self, row: ScheduleRow, fired: Fired, jobs: Sequence[NewJob]) -> bool:
         try:
-            return await self._store.fire_schedule(row, fired, jobs)
+            return await self._store.run(schedules.fire_schedule(row, fired, jobs))
         except DuplicateJob as error:
             log.warning("schedule %r: the job of a slot is stored already (%s)", row.name, error)
             return await self._move(row, fired, [job for job in jobs if job.id != error.job])

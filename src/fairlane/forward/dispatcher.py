@@ -23,6 +23,7 @@ from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.settlement import Cancelled, Died, Outcome, Released, Settlement, settle
 from fairlane.scheduler.snapshot import Pace
+from fairlane.store import records
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.stats_values import PUBLISHING, unbegun_in
 from fairlane.waits import Outage, jittered, pause
@@ -208,7 +209,7 @@ class Publishing(Execution):
         super().start(queue, claims, begin_by, paces)
 
     async def _read_carried(self, jobs: Sequence[UUID]) -> dict[UUID, Carried]:
-        contexts, retries = await self.store.contexts(jobs), await self.store.retries(jobs)
+        contexts, retries = await self.store.run(records.contexts(jobs)), await self.store.run(records.retries(jobs))
         return {job: as_carried(contexts.get(job), retries.get(job, 0)) for job in jobs}
 
     async def _run_async(self, run: Run) -> None:

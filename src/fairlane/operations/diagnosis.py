@@ -35,6 +35,7 @@ from fairlane.policy.policy import Policy
 from fairlane.policy.repartition import Phase, phase_of, widths
 from fairlane.scheduler.explain import forwarded_to_an_engine, no_service, start_command
 from fairlane.stats.keys import Minute
+from fairlane.store import schedules
 from fairlane.store.health import Standstill
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import FOLD_AT_MOST, QueueCounts, Store
@@ -78,7 +79,10 @@ async def diagnose(
     findings += [*unknown, *about_reported_tasks(alive, unknown)]
     findings += await _about_all(store, policies)
     time = await store.time()
-    findings += [*about_time(time), *about_schedules(await store.schedules(), time, has_worker=bool(alive))]
+    findings += [
+        *about_time(time),
+        *about_schedules(await store.run(schedules.schedules()), time, has_worker=bool(alive)),
+    ]
     return by_level(findings)
 
 

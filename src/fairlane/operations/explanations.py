@@ -19,6 +19,7 @@ from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.estimate import Seen
 from fairlane.scheduler.explain import Explanation, Facts, Hold, explain, paused, together
 from fairlane.stats.gates import Gauge, gauges
+from fairlane.store import records
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.store.rows import not_among
@@ -98,7 +99,7 @@ def explained(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -
 async def is_routed(store: Store, queue: str) -> bool:
     """Whether the newest job that is ready came through an engine's own API: an engine runs the jobs of its queue."""
     newest = (await find_jobs(store, JobFilter(queue=queue, state=State.READY), None, 1)).jobs
-    contexts = await store.contexts([each.id for each in newest])
+    contexts = await store.run(records.contexts([each.id for each in newest]))
     return any(ENGINES_MESSAGE in stored_in(each) for each in contexts.values())
 
 

@@ -21,6 +21,7 @@ from fairlane.job import AttemptRecord, JobRecord, State
 from fairlane.operations.requests import find_jobs
 from fairlane.policy.unique import Holder, OnReplayConflict, checked_on_replay_conflict
 from fairlane.redaction import Part, Redactor
+from fairlane.store import records
 from fairlane.store.audit import Note
 from fairlane.store.operators import BUSY, CANCEL, FORCE, PURGE, REPLAY, RETRY, Action, Handled, JobFilter, JobPage
 from fairlane.store.protocol import Store
@@ -108,7 +109,7 @@ async def list_jobs(
 async def show_job(store: Store, job: UUID, redactor: Redactor | None = None) -> JobDetails:
     """Everything about one job, or `JobNotFound`. Of its call, its result and its errors, what may be seen."""
     record = await store.job(job)
-    attempts = await store.attempts(job)
+    attempts = await store.run(records.attempts(job))
     call, result = redacted(redactor, record)
     if redactor is not None:
         attempts = [msgspec.structs.replace(each, error=redactor.error(each.error, record)) for each in attempts]

@@ -27,6 +27,7 @@ from fairlane.policy.gates import Limit
 from fairlane.policy.overrides import Amendment, Kind, Override, Overrides, Scope, amend, everyone_in, without_effect
 from fairlane.policy.partitions import parse_partition
 from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.store import records
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 
@@ -291,7 +292,7 @@ async def list_overrides(store: Store, queue: str | None = None) -> list[Overrid
     single partitions have besides."""
     now = await store.now()
     found: list[OverrideInForce] = []
-    for name in sorted(await store.queues()) if queue is None else [queue]:
+    for name in sorted(await store.run(records.queues())) if queue is None else [queue]:
         if queue is None and parse_partition(name) is not None:
             continue  # with their queue
         policy = (await in_force(store, name)).policy

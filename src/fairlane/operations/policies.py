@@ -13,6 +13,7 @@ from fairlane.policy.division import as_divided, division, sibling, way_to
 from fairlane.policy.overrides import everyone_in, without_place
 from fairlane.policy.partitions import parse_partition, partition_name, whole_of
 from fairlane.policy.policy import Difference, Policy, differences
+from fairlane.store import records
 from fairlane.store.audit import AuditEntry
 from fairlane.store.protocol import Store
 from fairlane.store.rows import Declared
@@ -222,6 +223,6 @@ async def list_audit(
     if limit < 1:
         raise ConfigurationError(f"limit={limit} leaves nothing to show; give a number above 0")
     # One more than asked for: it says whether there is another page.
-    found = await store.audit(queue, before, limit + 1)
+    found = await store.run(records.audit(queue, before, limit + 1))
     entries = tuple(found[:limit])
     return AuditPage(entries=entries, before=entries[-1].id if len(found) > limit else None)

@@ -18,6 +18,7 @@ from fairlane.policy.keys import canonical_keys
 from fairlane.policy.overrides import Scope
 from fairlane.policy.partitions import parse_partition, partition_name
 from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.store import operators, records
 from fairlane.store.audit import Note
 from fairlane.store.operators import Cursor, JobFilter, JobPage
 from fairlane.store.protocol import Store
@@ -77,7 +78,7 @@ async def in_force(store: Store, queue: str) -> Declared:
             f"give {place[0]!r}"
         )
     if found is None:
-        known = sorted(await store.queues())
+        known = sorted(await store.run(records.queues()))
         similar = get_close_matches(queue, known, n=1)
         hint = f"did you mean {similar[0]!r}?" if similar else f"known are {', '.join(known) or 'none'}"
         raise UnknownQueue(f"queue {queue!r} is not known to this database; {hint}")
@@ -147,7 +148,7 @@ def _normalized(text: str) -> str:
 async def known_partitions(store: Store, queue: str) -> list[str]:
     """A queue and every partition of it that the database knows, in order: also those that it has no more. Of a
     partition that is named by itself, only that one."""
-    return partitions_among([] if parse_partition(queue) else await store.queues(), queue)
+    return partitions_among([] if parse_partition(queue) else await store.run(records.queues()), queue)
 
 
 def partitions_among(names: Iterable[str], queue: str) -> list[str]:
@@ -163,12 +164,17 @@ async def find_jobs(store: Store, wanted: JobFilter, after: str | None = None, l
     """A page of the jobs that fit, the newest first; of a queue, those of all its partitions."""
     names = [] if wanted.queue is None else await known_partitions(store, wanted.queue)
     if len(names) <= 1:
-        return await store.find_jobs(msgspec.structs.replace(wanted, queue=next(iter(names), None)), after, limit)
+        return await store.run(
+            operators.find_jobs(msgspec.structs.replace(wanted, queue=next(iter(names), None)), after, limit)
+        )
     if wanted.state is State.RUNNING or wanted.is_by_end:
         # Such listings walk the jobs of all queues anyway.
-        page = await store.find_jobs(msgspec.structs.replace(wanted, queue=None), after, limit)
+        page = await store.run(operators.find_jobs(msgspec.structs.replace(wanted, queue=None), after, limit))
         return JobPage([job for job in page.jobs if job.queue in names], page.after)
-    pages = [await store.find_jobs(msgspec.structs.replace(wanted, queue=name), after, limit) for name in names]
+    pages = [
+        await store.run(operators.find_jobs(msgspec.structs.replace(wanted, queue=name), after, limit))
+        for name in names
+    ]
     # Where one of the walks has not come to its end, the others may be ahead of it: what is beyond waits for its page.
     reached = max((UUID(hex=page.after) for page in pages if page.after is not None), default=None)
     jobs = [job for page in pages for job in page.jobs if reached is None or job.id >= reached]

@@ -16,6 +16,7 @@ from fairlane.job import JobRecord, State
 from fairlane.operations.jobs import redacted
 from fairlane.operations.requests import Intent
 from fairlane.redaction import Redactor
+from fairlane.store import schedules
 from fairlane.store.protocol import Store
 from fairlane.store.queue_time import QueueTime
 from fairlane.store.schedules import ScheduleRow
@@ -67,7 +68,7 @@ class ScheduleView:
 async def list_schedules(store: Store, redactor: Redactor | None = None) -> list[ScheduleView]:
     """Every schedule, by name. Of their calls, what `redact` lets be seen."""
     time = await store.time()
-    return [_view(row, time, redactor) for row in await store.schedules()]
+    return [_view(row, time, redactor) for row in await store.run(schedules.schedules())]
 
 
 async def pause_schedule(store: Store, name: str, intent: Intent, redactor: Redactor | None = None) -> ScheduleView:
@@ -88,7 +89,7 @@ async def trigger_schedule(store: Store, name: str, intent: Intent, redactor: Re
 async def _amend(
     store: Store, name: str, intent: Intent, action: str, redactor: Redactor | None, *, is_paused: bool | None
 ) -> ScheduleView:
-    rows = {row.name: row for row in await store.schedules()}
+    rows = {row.name: row for row in await store.run(schedules.schedules())}
     time = await store.time()
     row = rows.get(name)
     if row is None:
@@ -99,7 +100,7 @@ async def _amend(
         return _view(row, time, redactor)
     next_at = recurrence_of(row.told()["recurrence"]).next_after(time.wall)
     note = msgspec.structs.replace(intent.note(action), queue=row.told()["queue"])
-    changed = await store.amend_schedule(name, note, is_paused=is_paused, next_at=next_at)
+    changed = await store.run(schedules.amend_schedule(name, note, is_paused=is_paused, next_at=next_at))
     return _view(row if changed is None else changed, time, redactor)
 
 

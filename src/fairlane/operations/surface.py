@@ -37,6 +37,7 @@ from fairlane.policy.unique import OnReplayConflict
 from fairlane.redaction import Audience, Redact, Redactor, Surface
 from fairlane.scheduler.explain import Explanation
 from fairlane.simulation.workload import Workload
+from fairlane.store import records
 from fairlane.store.operators import JobFilter, JobPage
 from fairlane.store.protocol import Store
 
@@ -98,11 +99,11 @@ class Operations:
 
     async def end_session(self, session: str, expires_at: Instant) -> None:
         """End a session of the dashboard: in every process on this database, and for every copy of its cookie."""
-        await (await self._source.opened()).end_session(session, expires_at)
+        await (await self._source.opened()).run(records.end_session(session, expires_at))
 
     async def is_session_ended(self, session: str) -> bool:
         """Whether somebody has ended this session."""
-        return await (await self._source.opened()).is_session_ended(session)
+        return await (await self._source.opened()).run(records.is_session_ended(session))
 
     # Looking.
 

@@ -16,6 +16,7 @@ from fairlane.policy.policy import Policy
 from fairlane.simulation.measures import Simulation, measure
 from fairlane.simulation.run import Fleet, Recording, SimulatedJob, play
 from fairlane.simulation.workload import Workload, kind_of
+from fairlane.store import records
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 
@@ -123,7 +124,7 @@ async def read_history(
         while len(found) < limit:
             page = await find_jobs(store, wanted, after, min(PAGE, limit - len(found)))
             ran = [each for each in page.jobs if each.claimed_at is not None]
-            given = await store.given([each.id for each in ran])
+            given = await store.run(records.given([each.id for each in ran]))
             found += [(each.enqueued_at, each.id, _remembered(each, since, kinds, given.get(each.id))) for each in ran]
             after = page.after
             if on_progress is not None:

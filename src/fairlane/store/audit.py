@@ -85,7 +85,7 @@ def describe_handled(handled: Sequence[Handled]) -> tuple[int, str] | None:
     return (len(touched), msgspec.json.encode(touched | replaced).decode()) if touched else None
 
 
-def _entry_of(row: Sequence[Any]) -> AuditEntry:
+def entry_of(row: Sequence[Any]) -> AuditEntry:
     """A row of the audit, its target in words; of an action on jobs, how many there were in all of its parts."""
     *fields, jobs = row
     if jobs is not None:
@@ -114,13 +114,6 @@ def record_jobs(note: Note | None, now: Instant | None, handled: Sequence[Handle
     if note is not None and told is not None:
         count, before = told
         yield from record(note, now, note.queue, note.about, before, None, count)
-
-
-def entries(queue: str | None, before: int | None, limit: int) -> Procedure[list[AuditEntry]]:
-    """The audit, the newest first."""
-    asked = (LAST_ENTRY if before is None else before, limit)
-    found = yield query("select_audit", *asked) if queue is None else query("select_audit_of_queue", *asked, queue)
-    return [_entry_of(row) for row in found]
 
 
 def _encoded(overrides: tuple[Override, ...]) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
 from uuid import UUID
 
 import msgspec
@@ -13,8 +12,8 @@ from fairlane.errors import ConfigurationError
 from fairlane.job import JobRecord, State
 from fairlane.parameters import check_fields
 from fairlane.policy.unique import Holder, Readmission
-from fairlane.store.procedures import Performer, Procedure, query
-from fairlane.store.rows import record_of, uuid_of
+from fairlane.store.procedures import Procedure, query, snapshot
+from fairlane.store.rows import queue_number, record_of, uuid_of
 
 AT_ONCE = 1_000
 """Jobs that one action handles: it is one transaction, and holds the jobs it changes."""
@@ -161,32 +160,22 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
             ) from None
 
 
-class Listing(Performer, Protocol):
-    """A store, as far as listing jobs is concerned."""
+@snapshot
+def find_jobs(filter: JobFilter, after: str | None = None, limit: int = 100) -> Procedure[JobPage]:
+    """A page of the jobs that fit, the newest first: by id, or by their end where `filter.state` is final.
 
-    async def find_jobs(self, filter: JobFilter, after: str | None = None, limit: int = 100) -> JobPage:
-        """A page of the jobs that fit, the newest first: by id, or by their end where `filter.state` is final.
-
-        While jobs come, change and go, paging on brings no job twice that stays as it is, and leaves none out.
-        """
-        queue = None if filter.queue is None else await self._queue_number(filter.queue)
-        return await self._look_up_together(lambda: find(filter, queue, after, limit))
-
-    async def _queue_number(self, name: str) -> int:
-        """The number of a queue, or `UnknownQueue`."""
-        ...
-
-
-def find(wanted: JobFilter, queue: int | None, after: str | None, limit: int) -> Procedure[JobPage]:
-    """Walk the index that serves this filter, a stretch at a time, until the page is full or enough was looked at."""
-    place = Cursor.decode(after, by_end=wanted.is_by_end)
+    While jobs come, change and go, paging on brings no job twice that stays as it is, and leaves none out.
+    """
+    # The index that serves the filter is walked a stretch at a time, until the page is full or enough was looked at.
+    queue = None if filter.queue is None else (yield from queue_number(filter.queue))
+    place = Cursor.decode(after, by_end=filter.is_by_end)
     found: list[JobRecord] = []
     looked_at = 0
     while looked_at < LOOK_AT_MOST:
-        stretch = yield from _stretch(wanted, queue, place, min(STRETCH, LOOK_AT_MOST - looked_at))
+        stretch = yield from _stretch(filter, queue, place, min(STRETCH, LOOK_AT_MOST - looked_at))
         if not stretch:
             return JobPage(found, None)
-        found += yield from _fitting(stretch, wanted, queue, limit - len(found))
+        found += yield from _fitting(stretch, filter, queue, limit - len(found))
         if len(found) >= limit:
             last = next(each for each in stretch if each.job == found[-1].id)
             return JobPage(found, last.encode())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from uuid import UUID, uuid4
 
 import msgspec
@@ -21,15 +21,17 @@ from fairlane.scheduler.misrouted import WaitingLane
 from fairlane.scheduler.rebuild import Miscount
 from fairlane.scheduler.settlement import DISPATCHER, Settlement
 from fairlane.scheduler.snapshot import GateRow, Pace, Start
+from fairlane.store import records
 from fairlane.store.audit import Note
 from fairlane.store.health import Traces
-from fairlane.store.operators import Handled, Listing
+from fairlane.store.operators import Handled
+from fairlane.store.procedures import Work
 from fairlane.store.queue_time import QueueTime
-from fairlane.store.records import Records, Values
 from fairlane.store.rows import Declared
-from fairlane.store.schedules import ScheduleKeeping
 from fairlane.store.stats_sums import StatsKeeper
 from fairlane.store.stats_values import WorkerReport
+
+T = TypeVar("T")
 
 FOLD_AT_MOST = 1_000
 """Arrival bells folded by one claim: activating a lane has a cost, and releases must not wait behind a flood."""
@@ -210,8 +212,17 @@ class Listener(Protocol):
         ...
 
 
-class Store(StatsKeeper, Records, Values, Listing, ScheduleKeeping, Protocol):
+class Store(StatsKeeper, Protocol):
     """A durable home for jobs. Every method is one transaction, or says otherwise."""
+
+    async def run(self, work: Work[T], tx: Any = None) -> T:
+        """Carry out a procedure: whatever is asked and done beside the life of a job. With the caller's transaction
+        `tx`, within that."""
+        ...
+
+    async def job(self, job: UUID) -> JobRecord:
+        """The job as it stands, or `JobNotFound`."""
+        return await self.run(records.job(job))
 
     async def open(self) -> None:
         """Connect and check the schema (`SchemaOutOfDate`, `SchemaTooNew`)."""

@@ -20,6 +20,7 @@ from fairlane.policy.policy import Policy, read_limit
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.journal import FORMAT
 from fairlane.scheduler.settlement import Settlement
+from fairlane.store.procedures import Procedure, value
 
 
 @lru_cache(maxsize=KEYS_REMEMBERED)
@@ -83,6 +84,14 @@ def no_such_job(job: UUID) -> JobNotFound:
 def no_such_queue(name: str) -> UnknownQueue:
     """What is said to whoever has work for it."""
     return UnknownQueue(f"queue {name!r} is not known to this database; declare it with app.queue({name!r}, …)")
+
+
+def queue_number(name: str) -> Procedure[int]:
+    """The number of a queue, or `UnknownQueue`."""
+    number: int | None = yield from value("select_queue_id", name)
+    if number is None:
+        raise no_such_queue(name)
+    return number
 
 
 def not_among(queue: str, known: Iterable[str]) -> UnknownQueue:

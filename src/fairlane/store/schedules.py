@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -12,7 +12,7 @@ from fairlane.clock import Instant
 from fairlane.job import NewJob, Outcome
 from fairlane.policy.unique import Conflict
 from fairlane.store.audit import Note, record
-from fairlane.store.procedures import Performer, Procedure, is_done, query
+from fairlane.store.procedures import NOW, Enqueue, Procedure, Work, is_done, look, note, query, transaction, value
 from fairlane.store.rows import uuid_of
 
 ORPHANED_AFTER = 180 * 1_000_000
@@ -68,72 +68,71 @@ class Fired(msgspec.Struct, frozen=True):
         return met.holder if met.outcome is Outcome.DUPLICATE else None
 
 
-class ScheduleKeeping(Performer, Protocol):
-    """What a store does for schedules. Every method is one transaction."""
-
-    async def schedules(self, names: Collection[str] | None = None) -> list[ScheduleRow]:
-        """All of them, or those of these names; by name."""
-        return await self._look_up(lambda: _select(names))
-
-    async def put_schedule(
-        self, name: str, digest: bytes, document: str, next_at: Instant | None, *, instead_of: bytes | None
-    ) -> bool:
-        """Store a declaration, new or instead of the one with this digest; False if it is another one by now."""
-        given = (name, digest, document, next_at)
-        if instead_of is None:
-            return await self._transact(lambda: is_done("insert_schedule", self._now(), *given))
-        return await self._transact(lambda: is_done("replace_schedule", self._now(), *given, instead_of))
-
-    async def keep_schedules(self, digests: dict[str, bytes], worker: UUID | None = None) -> None:
-        """Say that a worker has these declarations. Others of the same names are left alone. From now on its listener
-        is told when an operator resumes or triggers a schedule."""
-        ...
-
-    async def fire_schedule(self, row: ScheduleRow, fired: Fired, jobs: Sequence[NewJob]) -> bool:
-        """Move a schedule on from how it stands in `row`, and store the jobs; all or nothing. False, and nothing is
-        done, if it stands otherwise by now: somebody else has fired."""
-        ...
-
-    async def amend_schedule(
-        self, name: str, note: Note, *, is_paused: bool | None = None, next_at: Instant | None = None
-    ) -> ScheduleRow | None:
-        """Pause or resume a schedule (from `next_at` on), or trigger it once where neither is said; recorded. Returns
-        how it stands now; `None`: there is none of this name."""
-        ...
-
-
-def _select(names: Collection[str] | None) -> Procedure[list[ScheduleRow]]:
+@look
+def schedules(names: Collection[str] | None = None) -> Procedure[list[ScheduleRow]]:
+    """All of them, or those of these names; by name."""
     asked = query("select_schedules") if names is None else query("select_schedules_named", list(names))
     return [_row(row) for row in (yield asked)]
 
 
-def lock(name: str) -> Procedure[ScheduleRow | None]:
-    """A schedule that nobody else changes until this transaction has ended."""
-    found = yield query("lock_schedule", name)
-    return _row(found[0]) if found else None
+@transaction
+def put_schedule(
+    name: str, digest: bytes, document: str, next_at: Instant | None, *, instead_of: bytes | None
+) -> Procedure[bool]:
+    """Store a declaration, new or instead of the one with this digest; False if it is another one by now."""
+    given = ((yield NOW), name, digest, document, next_at)
+    if instead_of is None:
+        return (yield from is_done("insert_schedule", *given))
+    return (yield from is_done("replace_schedule", *given, instead_of))
 
 
-def fire(row: ScheduleRow, fired: Fired, now: Instant | None) -> Procedure[bool]:
-    """Whether the schedule stood as in `row`, and has been moved on."""
+@note
+def keep_schedules(digests: dict[str, bytes], worker: UUID | None = None) -> Procedure[None]:
+    """Say that a worker has these declarations. Others of the same names are left alone. From now on its listener is
+    told when an operator resumes or triggers a schedule."""
+    yield query("keep_schedules", (yield NOW), list(digests), list(digests.values()), worker)
+
+
+@transaction
+def fire_schedule(row: ScheduleRow, fired: Fired, jobs: Sequence[NewJob]) -> Procedure[bool]:
+    """Move a schedule on from how it stands in `row`, and store the jobs; all or nothing. False, and nothing is done,
+    if it stands otherwise by now: somebody else has fired."""
     after = (fired.next_at, fired.triggered, fired.slot, fired.job)
     before = (row.name, row.digest, row.next_at, row.triggered, row.is_paused)
-    return is_done("fire_schedule", now, *after, *before)
-
-
-def name_job(row: ScheduleRow, fired: Fired, conflicts: Mapping[UUID, Conflict]) -> Procedure[None]:
-    """Name the job that stands for what was fired, if it is another than was thought."""
+    if not (yield query("fire_schedule", (yield NOW), *after, *before)):
+        return False
+    conflicts = (yield Enqueue(jobs)) if jobs else {}
     if (standing := fired.standing(conflicts)) != fired.job:
         yield query("name_last_job", row.name, standing)
+    return True
 
 
-def amend(
-    row: ScheduleRow, note: Note, now: Instant | None, is_paused: bool | None, next_at: Instant | None
-) -> Procedure[ScheduleRow]:
+def amend_schedule(
+    name: str, said: Note, *, is_paused: bool | None = None, next_at: Instant | None = None
+) -> Work[ScheduleRow | None]:
+    """Pause or resume a schedule (from `next_at` on), or trigger it once where neither is said; recorded. Returns how
+    it stands now; `None`: there is none of this name."""
+    return _amend(name, said, is_paused, next_at, [])
+
+
+@transaction
+def _amend(
+    name: str, said: Note, is_paused: bool | None, next_at: Instant | None, tried: list[str]
+) -> Procedure[ScheduleRow | None]:
+    found = yield query("lock_schedule", name)
+    if not found:
+        return None
+    row = _row(found[0])
+    # Whoever tried has let the lock go, and so has ended. A second trigger would be a second job.
+    if tried and (yield from value("has_committed", tried[-1])):
+        return row
+    tried.append((yield from value("this_transaction")))
     paused, due, triggers = row.is_paused, row.next_at, row.triggers + 1
     if is_paused is not None:
         paused, due, triggers = is_paused, row.next_at if is_paused else next_at, row.triggers
     changed = yield query("amend_schedule", row.name, paused, due, triggers)
-    yield from record(note, now, note.queue, f"schedule {row.name}", None, None)
+    yield from record(said, (yield NOW), said.queue, f"schedule {row.name}", None, None)
+    yield query("announce_schedules")
     return _row(changed[0])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from fairlane.errors import ConfigurationError, SchemaError
 from fairlane.store.migrations import Migration, load_migrations, pending, require_current
-from fairlane.store.procedures import Procedure, Script, query
+from fairlane.store.procedures import Procedure, Query, Script, query, snapshot, transaction
 from fairlane.store.statements import load_statements
 
 _PACKAGES = {"postgresql": "fairlane.store.postgres", "sqlite": "fairlane.store.sqlite"}
@@ -60,10 +60,12 @@ class Schema:
         parts += [self._with_record(migration) for migration in self.between(after, to)]
         return "\n\n".join(parts) + "\n"
 
+    @snapshot
     def require_current(self) -> Procedure[None]:
         """Raise `SchemaOutOfDate` or `SchemaTooNew` unless the database is what this program needs."""
         require_current(load_migrations(self.package), (yield from self._applied()))
 
+    @transaction
     def migrate(self, to: int | None = None) -> Procedure[list[str]]:
         """Apply what is missing, one process at a time, all of it or nothing; the names of what was applied."""
         if self.package == _PACKAGES["postgresql"]:
@@ -81,11 +83,16 @@ class Schema:
         `ask` returns the rows of one statement; `run` runs a script of several, and ends no transaction.
         """
         self.between(0, to)
-        migrating, found = self.migrate(to), None
+        migrating = self.migrate(to).make()
+        found: Any = None
         try:
             while True:
                 asked = migrating.send(found)
-                found = run(asked.sql) if isinstance(asked, Script) else list(ask(self._statement(asked.name)))
+                match asked:
+                    case Script(sql):
+                        found = run(sql)
+                    case Query(name):
+                        found = list(ask(self._statement(name)))
         except StopIteration as stop:
             applied: list[str] = stop.value
             return applied

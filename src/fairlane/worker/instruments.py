@@ -34,6 +34,7 @@ from fairlane.events import (
 from fairlane.job import Claim, FollowUp, trace_of
 from fairlane.redaction import without_secrets
 from fairlane.scheduler.settlement import Settlement, Verdict
+from fairlane.store import records
 from fairlane.store.protocol import Claimed, Store, WorkerIdentity
 from fairlane.telemetry.metrics import NO_TASK, Metrics
 from fairlane.telemetry.telemetry import Telemetry
@@ -84,7 +85,7 @@ class Watching:
             return
         try:
             async with asyncio.timeout(FOUND_WITHIN):
-                contexts = await self._store.contexts([claim.id for claim in claims])
+                contexts = await self._store.run(records.contexts([claim.id for claim in claims]))
             self.remember_origins({job: trace_of(context) for job, context in contexts.items()})
         except Exception as error:
             self.telemetry.failures.note("trace", "looking up the traces of claimed jobs failed", error)

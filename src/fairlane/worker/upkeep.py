@@ -14,6 +14,7 @@ from fairlane.policy.keys import gate_id
 from fairlane.policy.partitions import MOVING, Partition, parse_partition, partition_name, whole_of
 from fairlane.policy.repartition import LEARNED_EVERY
 from fairlane.scheduler.rebuild import Miscount
+from fairlane.store import records
 from fairlane.store.audit import UPKEEP, Note
 from fairlane.store.protocol import Pruned, Reaped, Retention, Store
 from fairlane.store.repartition import PARTITION, advance
@@ -163,7 +164,7 @@ async def keep_up(store: Store, retention: Retention, queues: Sequence[str]) -> 
     """One bounded round of all upkeep, for those who run no worker; whether there is more to do at once."""
     reaped = await _reap(store)
     pruned = await store.prune(retention, AT_ONCE)
-    known = await store.queues()
+    known = await store.run(records.queues())
     partitions = [name for name in known if whole_of(name) in queues]
     collected = [await store.collect(name, AT_ONCE) for name in partitions]
     behind = [await _add_up(store, name) for name in partitions]
@@ -296,7 +297,11 @@ async def rehome(store: Store, queue: str, place: Partition | None) -> bool:
 
 async def _rehome_strays(store: Store, queue: str, place: Partition | None) -> bool:
     width = 1 if place is None else place.width
-    named = [each for each in map(parse_partition, await store.queues()) if each is not None and each[0] == queue]
+    named = [
+        each
+        for each in map(parse_partition, await store.run(records.queues()))
+        if each is not None and each[0] == queue
+    ]
     if not named or (place is not None and not place.is_guarded):
         return False
     more = False

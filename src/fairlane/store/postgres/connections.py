@@ -26,7 +26,6 @@ from asyncpg.pool import PoolConnectionProxy
 from fairlane.clock import Clock, Instant, SystemClock
 from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.store.faults import Fault, of_sqlstate, remedy_for
-from fairlane.store.procedures import Each, Procedure, Query, Script
 from fairlane.store.queue_time import UNKNOWN, Expected, QueueClock, QueueTime, Witness
 from fairlane.store.statements import load_functions, load_statements
 
@@ -366,23 +365,6 @@ class Connections:
             await asyncio.sleep(pause)
             pause *= 2
         raise AssertionError("the last try returns or raises")
-
-
-async def perform(connection: Connection, procedure: Procedure[T]) -> T:
-    """Carry out a procedure on this connection."""
-    found: Any = None
-    try:
-        while True:
-            match procedure.send(found):
-                case Each(name, rows, width):
-                    found = await connection.fetch(STATEMENTS[name], *([row[n] for row in rows] for n in range(width)))
-                case Query(name, parameters):
-                    found = await connection.fetch(STATEMENTS[name], *parameters)
-                case Script(sql):
-                    found = await connection.execute(sql)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
 
 
 class _Use:

@@ -27,7 +27,8 @@ from fairlane.store.operators import (
 )
 from fairlane.store.postgres import jobs
 from fairlane.store.postgres.claim_lock import Loaded, Scheduling
-from fairlane.store.postgres.connections import STATEMENTS, Connection, perform
+from fairlane.store.postgres.connections import STATEMENTS, Connection
+from fairlane.store.postgres.procedures import perform
 from fairlane.store.protocol import EVERYONE
 
 

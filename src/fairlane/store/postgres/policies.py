@@ -29,7 +29,8 @@ from fairlane.store import audit
 from fairlane.store.audit import Note
 from fairlane.store.postgres import shared_limits
 from fairlane.store.postgres.claim_lock import Scheduling, select_overrides
-from fairlane.store.postgres.connections import STATEMENTS, Connection, perform
+from fairlane.store.postgres.connections import STATEMENTS, Connection
+from fairlane.store.postgres.procedures import perform
 from fairlane.store.protocol import EVERYONE, Rehomed
 from fairlane.store.rows import Declared, decode_key, decode_keys
 

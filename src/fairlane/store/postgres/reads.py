@@ -39,7 +39,8 @@ from fairlane.store.health import (
 from fairlane.store.postgres import jobs, rows, upkeep
 from fairlane.store.postgres.claim_lock import QueueHandle, Scheduling
 from fairlane.store.postgres.claims import Claimer
-from fairlane.store.postgres.connections import CONFLICTS, STATEMENTS, Connection, Connections, StoreClock, perform
+from fairlane.store.postgres.connections import CONFLICTS, STATEMENTS, Connection, Connections, StoreClock
+from fairlane.store.postgres.procedures import perform
 from fairlane.store.procedures import Query
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.rows import decode_keys, no_such_job
@@ -86,8 +87,7 @@ async def _answer(connection: Connection, asked: Question) -> Any:
         case questions.Examine(subject, lanes, now):
             return await look_at(await _scheduling(connection, subject.queue, now), subject, lanes)
         case questions.FindJobs(wanted, limit):
-            number = await connection.fetchval(STATEMENTS["select_queue_id"], wanted.queue)
-            return await perform(connection, operators.find(wanted, number, None, limit))
+            return await perform(connection, operators.find_jobs(wanted, None, limit).make())
 
 
 def _parameters(given: Sequence[Any]) -> list[Any]:

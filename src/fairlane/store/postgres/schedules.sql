@@ -30,7 +30,8 @@ where name = $2 and digest = $6
 returning true
 
 -- name: keep_schedules
--- In the order of their names: two that keep the same ones never deadlock. $1 now or null, $2 names, $3 digests
+-- In the order of their names: two that keep the same ones never deadlock. $1 now or null, $2 names, $3 digests,
+-- $4 by whom: it need not be known, for every listener is told
 with kept as (
     select s.name
     from unnest($2::text[], $3::bytea[]) as given (name, digest)
@@ -41,7 +42,7 @@ with kept as (
 )
 update fairlane.schedules
 set declared_at = fairlane.instant($1::bigint)
-where name = any (array(select name from kept))
+where name = any (array(select name from kept)) and ($4::uuid is null or true)
 
 -- name: fire_schedule
 -- Whoever changes the row has fired; who comes second waits for the first, and finds it changed.

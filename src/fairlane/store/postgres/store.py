@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypedDict, TypeVar, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -23,22 +23,23 @@ from fairlane.scheduler.misrouted import WaitingLane
 from fairlane.scheduler.rebuild import Miscount, refuse_to_strand
 from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.snapshot import GateRow
-from fairlane.store import audit, schedules
+from fairlane.store import audit
 from fairlane.store.audit import Note
 from fairlane.store.health import Traces
-from fairlane.store.operators import CANCEL, Handled, Listing
+from fairlane.store.operators import CANCEL, Handled
 from fairlane.store.postgres import claims, jobs, operators, policies, reads, upkeep
 from fairlane.store.postgres.caller_transactions import OwnJson, borrowed, check_types, reads_own_json, speaking
-from fairlane.store.postgres.claim_lock import Scheduling
+from fairlane.store.postgres.claim_lock import QueueHandle, Scheduling
 from fairlane.store.postgres.claims import Asked, Claimer
-from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, StoreClock, hang_up, perform
+from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, StoreClock, hang_up
 from fairlane.store.postgres.jobs import Gathering
+from fairlane.store.postgres.procedures import Driver, perform
 from fairlane.store.postgres.reads import Stats
 from fairlane.store.postgres.results import ResultListener
 from fairlane.store.postgres.rows import claim_of, storable
 from fairlane.store.postgres.settlements import Settler, claims_beside
 from fairlane.store.postgres.wakeups import PostgresListener
-from fairlane.store.procedures import Procedure, query
+from fairlane.store.procedures import Procedure, Terms, Work, look, query
 from fairlane.store.protocol import (
     UNFOLDED_AT_MOST,
     Adopted,
@@ -54,20 +55,26 @@ from fairlane.store.protocol import (
     Rehomed,
     Renewed,
     Retention,
+    Store,
     WorkerIdentity,
 )
 from fairlane.store.queue_time import QueueTime
-from fairlane.store.records import Records, Values
 from fairlane.store.results import forever
 from fairlane.store.rows import Declared, decode_keys
-from fairlane.store.schedules import Fired, ScheduleKeeping, ScheduleRow
 from fairlane.store.scripts import Schema
 
 T = TypeVar("T")
 SCHEMA = Schema.of("postgresql")
 
 
-class PostgresStore(Stats, Records, Values, ScheduleKeeping, Listing):
+class Snapshot(TypedDict, total=False):
+    """How a transaction is begun."""
+
+    isolation: Literal["repeatable_read"]
+    readonly: bool
+
+
+class PostgresStore(Stats, Store):
     """Jobs in a PostgreSQL database, in a schema of their own. Its time is the database's, unless a clock is given."""
 
     def __init__(
@@ -86,6 +93,7 @@ class PostgresStore(Stats, Records, Values, ScheduleKeeping, Listing):
         self._walk = upkeep.Walk()
         self._counted: dict[str, tuple[bytes, bytes]] = {}
         """How far gates have been held against jobs, by queue."""
+        self._memory: dict[Any, Any] = {}
         self._database: Record | None = None
         self._known: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
         """Connections of callers that were found to be to our database, and whether they write JSON in another way."""
@@ -96,7 +104,7 @@ class PostgresStore(Stats, Records, Values, ScheduleKeeping, Listing):
         self._results.open()
         try:
             async with self._connections.session() as connection:
-                await perform(connection, SCHEMA.require_current())
+                await perform(connection, SCHEMA.require_current().make())
                 if self._clock.given() is not None:
                     stored = await connection.fetchrow(STATEMENTS["select_stored_time"])
                     assert stored is not None
@@ -116,7 +124,7 @@ class PostgresStore(Stats, Records, Values, ScheduleKeeping, Listing):
         try:
             with self._connections.in_use(connection):
                 async with connection.transaction():
-                    return await perform(connection, SCHEMA.migrate())
+                    return await perform(connection, SCHEMA.migrate().make())
         finally:
             await hang_up(connection)
 
@@ -247,12 +255,13 @@ class PostgresStore(Stats, Records, Values, ScheduleKeeping, Listing):
 
     async def count_ready(self, policy: Policy, gates: Sequence[bytes], tx: Any = None) -> dict[bytes, int]:
         queue = await self._claimer.queue(policy.queue)
-        counts, is_partial = await self._look_up(lambda: _count_ready(queue.id, policy, gates), tx)
+        counting = _count_ready(queue.id, policy, gates)
+        counts, is_partial = await self.run(counting, tx)
         if is_partial:
             # In a transaction of our own, also where the caller has one: the state of a queue is nobody's to roll back.
             async with self._claimer.locked(queue, durable=False) as scheduling:
                 await scheduling.fold_all()
-            counts, _ = await self._look_up(lambda: _count_ready(queue.id, policy, gates), tx)
+            counts, _ = await self.run(counting, tx)
         return counts
 
     async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
@@ -438,31 +447,40 @@ class PostgresStore(Stats, Records, Values, ScheduleKeeping, Listing):
         await listener.open()
         return listener
 
-    def _now(self) -> Instant | None:
-        return self._clock.parameter()
+    async def run(self, work: Work[T], tx: Any = None) -> T:
+        terms = work.terms
 
-    async def _look_up(self, procedure: Callable[[], Procedure[T]], tx: Any = None) -> T:
+        async def attempt(connection: Connection, _: bool) -> T:
+            driver = Driver(connection, self._clock, memory=self._memory)
+            if not terms.is_together or tx is not None:
+                return await driver.perform(work.make())
+            snapshot: Snapshot = {} if terms.writes else {"isolation": "repeatable_read", "readonly": True}
+            async with connection.transaction(**snapshot):
+                return await driver.perform(work.make())
+
         if tx is not None:
-            return await self._change(procedure, tx)
-        return await self._ask(lambda connection: perform(connection, procedure()))
+            async with self._lent(tx) as connection:
+                return await attempt(connection, False)
+        if terms.locks:
+            handles = [await self._claimer.queue(queue) for queue in work.queues]
+            async with self._locked(handles, terms) as schedulings:
+                locked = {each.queue.name: each for each in schedulings}
+                driver = Driver(schedulings[0].connection, self._clock, locked, self._memory)
+                return await driver.perform(work.make())
+        if terms.is_repeated:
+            return await self._connections.again(attempt)
+        async with self._connections.session() as connection:
+            return await attempt(connection, False)
 
-    async def _look_up_together(self, procedure: Callable[[], Procedure[T]]) -> T:
-        async def look(connection: Connection) -> T:
-            async with connection.transaction(isolation="repeatable_read", readonly=True):
-                return await perform(connection, procedure())
-
-        return await self._ask(look)
-
-    async def _change(self, procedure: Callable[[], Procedure[T]], tx: Any = None) -> T:
-        async with self._lent(tx) as connection:
-            return await perform(connection, procedure())
-
-    async def _transact(self, procedure: Callable[[], Procedure[T]]) -> T:
-        async def attempt(connection: Connection) -> T:
-            async with connection.transaction():
-                return await perform(connection, procedure())
-
-        return await self._ask(attempt)
+    @contextlib.asynccontextmanager
+    async def _locked(self, queues: Sequence[QueueHandle], terms: Terms) -> AsyncIterator[list[Scheduling]]:
+        """A transaction that holds the claim locks of these queues."""
+        if len(queues) == 1:
+            async with self._claimer.locked(queues[0], durable=terms.is_durable, keeps=terms.keeps) as scheduling:
+                yield [scheduling]
+        else:
+            async with self._claimer.locked_together(queues) as schedulings:
+                yield schedulings
 
     @contextlib.asynccontextmanager
     async def _lent(self, tx: Any) -> AsyncIterator[Connection]:
@@ -474,48 +492,6 @@ class PostgresStore(Stats, Records, Values, ScheduleKeeping, Listing):
             return
         async with self._connections.session() as own:
             yield own
-
-    async def keep_schedules(self, digests: dict[str, bytes], worker: UUID | None = None) -> None:
-        # Every listener is told: who it is need not be known.
-        given = (self._now(), list(digests), list(digests.values()))
-        await self._connections.again(lambda connection, _: connection.execute(STATEMENTS["keep_schedules"], *given))
-
-    async def fire_schedule(self, row: ScheduleRow, fired: Fired, new: Sequence[NewJob]) -> bool:
-        queues = {job.queue: await self._queue_number(job.queue) for job in new}
-
-        async def attempt(connection: Connection, _: bool) -> bool:
-            now = self._now()
-            async with connection.transaction():
-                if not await perform(connection, schedules.fire(row, fired, now)):
-                    return False
-                if new:
-                    # As in a caller's transaction: it ends later than the statement.
-                    conflicts = await jobs.insert(connection, new, queues, now, is_callers=True)
-                    await perform(connection, schedules.name_job(row, fired, conflicts))
-            return True
-
-        return await self._connections.again(attempt)
-
-    async def amend_schedule(
-        self, name: str, note: Note, *, is_paused: bool | None = None, next_at: Instant | None = None
-    ) -> ScheduleRow | None:
-        tried: str | None = None
-
-        async def attempt(connection: Connection, is_repeated: bool) -> ScheduleRow | None:
-            nonlocal tried
-            async with connection.transaction():
-                row = await perform(connection, schedules.lock(name))
-                # Whoever tried has let the lock go, and so has ended. A second trigger would be a second job.
-                if row is None or (
-                    is_repeated and tried and await connection.fetchval(STATEMENTS["has_committed"], tried)
-                ):
-                    return row
-                tried = await connection.fetchval(STATEMENTS["this_transaction"])
-                changed = await perform(connection, schedules.amend(row, note, self._now(), is_paused, next_at))
-                await connection.execute(STATEMENTS["announce_schedules"])
-            return changed
-
-        return await self._connections.again(attempt)
 
     async def replay(
         self,
@@ -563,6 +539,7 @@ class PostgresStore(Stats, Records, Values, ScheduleKeeping, Listing):
         return await self._connections.again(attempt)
 
 
+@look
 def _count_ready(queue: int, policy: Policy, gates: Sequence[bytes]) -> Procedure[tuple[dict[bytes, int], bool]]:
     """Ready jobs by gate, and whether so many bells wait that they should be folded: not all of them were counted."""
     found = yield query("count_ready", queue, gates, UNFOLDED_AT_MOST + 1)

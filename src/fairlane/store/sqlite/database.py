@@ -14,19 +14,14 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
-from uuid import UUID
-
-import msgspec
 
 from fairlane.errors import ConfigurationError, StoreLost, StoreUnavailable
 from fairlane.store.boards import Boards
 from fairlane.store.faults import Fault, of_sqlite
-from fairlane.store.migrations import single_statements
-from fairlane.store.procedures import Each, Procedure, Query, Script
 from fairlane.store.statements import load_statements
 
 T = TypeVar("T")
@@ -99,36 +94,10 @@ class Transaction:
         row = self.one(name, *parameters)
         return row[0] if row else None
 
-    def perform(self, procedure: Procedure[T]) -> T:
-        """Carry out a procedure within this transaction."""
-        found: list[Row] | None = None
-        try:
-            while True:
-                match procedure.send(found):
-                    case Each(name, rows, _):
-                        found = [row for each in rows for row in self._answer(name, each)]
-                    case Query(name, parameters):
-                        found = self._answer(name, parameters)
-                    case Script(sql):
-                        for statement in single_statements(sql):
-                            self._execute(statement)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-
-    def _answer(self, name: str, parameters: Sequence[Any]) -> list[Row]:
+    def answer(self, name: str, parameters: Iterable[Any]) -> list[Row]:
         """The rows of a statement; of one that brings none, an empty one for each that it has changed."""
-        cursor = self._execute(STATEMENTS[name], tuple(map(_bound, parameters)))
+        cursor = self._execute(STATEMENTS[name], tuple(parameters))
         return cursor.fetchall() if cursor.description else [()] * cursor.rowcount
-
-
-def _bound(value: Any) -> Any:
-    """A parameter as this database takes it: ids are bytes, several one after the other; other lists are JSON."""
-    if isinstance(value, UUID):
-        return value.bytes
-    if isinstance(value, list) and value and isinstance(value[0], UUID):
-        return b"".join(each.bytes for each in value)
-    return msgspec.json.encode(value).decode() if isinstance(value, list) else value
 
 
 class _Hop(Generic[T]):

@@ -18,6 +18,7 @@ from fairlane.store.audit import EXPIRY, Note, describe_amendments, record
 from fairlane.store.operators import FORCE, PURGE, REPLAY, RETRY, Handled
 from fairlane.store.sqlite import claims, jobs, rows
 from fairlane.store.sqlite.database import Row, Transaction
+from fairlane.store.sqlite.procedures import perform
 
 
 def foresee_replay(
@@ -122,7 +123,7 @@ def apply(
         if amendment.changes:
             _store(tx, queue, amendment, now)
     if any(each.changes for each in amendments):
-        tx.perform(record(note, now, found[0].policy.queue, *describe_amendments(amendments)))
+        perform(tx, record(note, now, found[0].policy.queue, *describe_amendments(amendments)))
     return amendments
 
 
@@ -150,7 +151,7 @@ def expire(tx: Transaction, queue: claims.QueueInForce, now: Instant) -> claims.
     amendment = amend(queue.policy, [], [each.id for each in expired])
     _store(tx, queue, amendment, now)
     note = Note(actor=EXPIRY, action="expire")
-    tx.perform(record(note, now, queue.policy.queue, *describe_amendments([amendment])))
+    perform(tx, record(note, now, queue.policy.queue, *describe_amendments([amendment])))
     return claims.load_queue(tx, queue.policy.queue) or queue
 
 

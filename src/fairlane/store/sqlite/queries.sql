@@ -598,7 +598,7 @@ from queues
 where name = ?
 on conflict (queue, gate) do nothing
 
--- name: select_queue_number
+-- name: select_queue_id
 select id
 from queues
 where name = ?

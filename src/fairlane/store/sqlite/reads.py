@@ -36,6 +36,7 @@ from fairlane.store.queue_time import QueueClock
 from fairlane.store.rows import decode_keys, no_such_job, no_such_queue
 from fairlane.store.sqlite import claims, jobs, rows, upkeep
 from fairlane.store.sqlite.database import Database, Transaction
+from fairlane.store.sqlite.procedures import perform
 from fairlane.store.stats import Looking, Moment, Peeked, Question, Rows
 from fairlane.store.stats_sums import StatsKeeper
 from fairlane.store.stats_values import Tallied, WorkerReport
@@ -86,7 +87,7 @@ def _answer(tx: Transaction, asked: Question) -> Any:
         case questions.Examine(subject, lanes, now):
             return look_at(tx, known_queue(tx, subject.queue), subject, lanes, now)
         case questions.FindJobs(wanted, limit):
-            return tx.perform(operators.find(wanted, known_queue(tx, wanted.queue or "").id, None, limit))
+            return perform(tx, operators.find_jobs(wanted, None, limit).make())
 
 
 def _parameter(value: Any) -> Any:

@@ -64,3 +64,10 @@ update schedules
 set is_paused = ?2, next_at = ?3, triggers = ?4
 where name = ?1
 returning name, digest, document, next_at, is_paused, triggers, triggered, last_slot, last_job, last_fired_at, declared_at
+
+-- name: this_transaction
+-- A write is not tried again: nothing has to be known of it.
+select null
+
+-- name: has_committed
+select ?1 is not null

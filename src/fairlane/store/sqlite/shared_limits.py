@@ -68,7 +68,7 @@ def ring(tx: Transaction, rings: Iterable[Ring]) -> None:
 
 def rung(tx: Transaction, plan: Plan) -> dict[int, int]:
     """In which queues a plan has rung: one waiter each, who passes on what is left."""
-    return {tx.value("select_queue_number", queue): 1 for queue in sorted({ring.queue for ring in plan.rings})}
+    return {tx.value("select_queue_id", queue): 1 for queue in sorted({ring.queue for ring in plan.rings})}
 
 
 def _write_gates(tx: Transaction, policy: Policy, gates: Sequence[SharedGateRow]) -> None:

@@ -23,12 +23,12 @@ from fairlane.scheduler.misrouted import WaitingLane
 from fairlane.scheduler.rebuild import Miscount
 from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.snapshot import GateRow
-from fairlane.store import audit, schedules
+from fairlane.store import audit
 from fairlane.store.audit import Note
 from fairlane.store.boards import PLANS_AT_MOST, Checkpoints, Raced
 from fairlane.store.health import Traces
-from fairlane.store.operators import CANCEL, Handled, Listing
-from fairlane.store.procedures import Procedure
+from fairlane.store.operators import CANCEL, Handled
+from fairlane.store.procedures import Work
 from fairlane.store.protocol import (
     EVERYONE,
     UNFOLDED_AT_MOST,
@@ -45,17 +45,17 @@ from fairlane.store.protocol import (
     Rehomed,
     Renewed,
     Retention,
+    Store,
     WorkerIdentity,
 )
 from fairlane.store.queue_time import KEPT_EVERY, QueueClock, QueueTime
-from fairlane.store.records import Records, Values
 from fairlane.store.results import forever
 from fairlane.store.rows import Declared, cancelled_too_fast
-from fairlane.store.schedules import ORPHANED_AFTER, Fired, ScheduleKeeping, ScheduleRow
 from fairlane.store.scripts import Schema
 from fairlane.store.sqlite import claims, jobs, operators, partitions, results, shared_limits, upkeep
 from fairlane.store.sqlite.caller_transactions import in_callers_transaction
 from fairlane.store.sqlite.database import Database, Transaction
+from fairlane.store.sqlite.procedures import Driver, Nudges, perform
 from fairlane.store.sqlite.reads import Stats, known_queue
 from fairlane.store.sqlite.rows import arrival, claim_of
 from fairlane.store.sqlite.settlements import claims_beside, reap, settle, sign, truly_lost
@@ -68,7 +68,7 @@ IN_FLIGHT = 3
 """Its place in a row of `select_gate`."""
 
 
-class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
+class SqliteStore(Stats, Store):
     """Jobs in a SQLite file, shared by the processes of one machine; or in memory, for tests."""
 
     def __init__(self, path: str | None, *, clock: Clock | None = None, durable_claims: bool = False) -> None:
@@ -77,6 +77,7 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
         self._walk = upkeep.Walk()
         self._counted: dict[str, tuple[bytes, bytes]] = {}
         """How far gates have been held against jobs, by queue."""
+        self._memory: dict[Any, Any] = {}
         self._results = results.ResultListener(self._database)
         self._checkpoints = Checkpoints(self._database.boards, self._checkpoint, self._add_up_claims)
         self.rows_read = 0
@@ -105,9 +106,9 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
         await self._database.open()
         # Looked at first: a database that is up to date is opened without waiting for whoever writes.
         with contextlib.suppress(SchemaOutOfDate):
-            await self._look_up(SCHEMA.require_current)
+            await self.run(SCHEMA.require_current())
             return []
-        return await self._transact(SCHEMA.migrate)
+        return await self.run(SCHEMA.migrate())
 
     async def now(self) -> Instant:
         return (await self.time()).now
@@ -154,14 +155,14 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
             tx.run("insert_queue", policy.queue, policy.encoded, policy.digest)
             shared_limits.put_in_force(tx, claims.queue_number(tx, policy.queue), policy, now)
             if note is not None:
-                tx.perform(audit.record(note, now, policy.queue, "version 1", None, policy.encoded))
+                perform(tx, audit.record(note, now, policy.queue, "version 1", None, policy.encoded))
             return Declared(policy, 1, is_drift=False)
         if queue.policy.digest == policy.digest:
             return Declared(queue.policy, queue.version, is_drift=False)
         claims.replace_policy(tx, queue, policy, now, accept_missing_keys=accept_missing_keys, coming=coming or ())
         if note is not None:
             target = f"version {queue.version + 1}"
-            tx.perform(audit.record(note, now, policy.queue, target, queue.policy.encoded, policy.encoded))
+            perform(tx, audit.record(note, now, policy.queue, target, queue.policy.encoded, policy.encoded))
         return Declared(policy.overridden(queue.policy.overrides), queue.version + 1, is_drift=False)
 
     async def divide(
@@ -444,7 +445,7 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
         def work(tx: Transaction) -> tuple[jobs.Cancelled, list[UUID], set[UUID]]:
             now = self._clock.now()
             cancelled = jobs.cancel(tx, job, now)
-            tx.perform(audit.record_jobs(note, now, CANCEL.handled([job], {job: cancelled.was})))
+            perform(tx, audit.record_jobs(note, now, CANCEL.handled([job], {job: cancelled.was})))
             waiters = [] if cancelled.frees is None else _take_waiters(tx, {cancelled.frees: 1})
             return cancelled, waiters, results.take_waiters(tx, [job])
 
@@ -463,7 +464,7 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
                 with contextlib.suppress(JobNotFound):
                     ended[job] = jobs.cancel(tx, job, now)
             handled = CANCEL.handled(given, {job: each.was for job, each in ended.items()})
-            tx.perform(audit.record_jobs(note, now, handled))
+            perform(tx, audit.record_jobs(note, now, handled))
             freed = Counter(each.frees for each in ended.values() if each.frees is not None)
             return handled, ended, _take_waiters(tx, freed), results.take_waiters(tx, list(ended))
 
@@ -497,23 +498,24 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
     async def listen(self, worker: WorkerIdentity) -> Listener:
         return SqliteListener(worker, self._database, self._clock)
 
-    async def _queue_number(self, name: str) -> int:
-        return await self._database.read(lambda tx: known_queue(tx, name).id)
+    async def run(self, work: Work[T], tx: Any = None) -> T:
+        terms = work.terms
 
-    def _now(self) -> Instant:
-        return self._clock.now()
+        def within(inner: Transaction) -> tuple[T, Nudges]:
+            driver = Driver(inner, self._clock, self._memory)
+            return driver.perform(work.make()), driver.nudges()
 
-    async def _look_up(self, procedure: Callable[[], Procedure[T]], tx: Any = None) -> T:
-        return await self._looked(lambda inner: inner.perform(procedure()), tx)
-
-    async def _look_up_together(self, procedure: Callable[[], Procedure[T]]) -> T:
-        return await self._look_up(procedure)
-
-    async def _change(self, procedure: Callable[[], Procedure[T]], tx: Any = None) -> T:
-        return await self._written(lambda inner: inner.perform(procedure()), tx)
-
-    async def _transact(self, procedure: Callable[[], Procedure[T]]) -> T:
-        return await self._change(procedure)
+        if tx is not None:
+            found, _ = await self._borrowed(tx, within, writes=terms.writes)
+        elif terms.writes:
+            found, nudges = await self._database.write(within, durable=terms.is_durable, keeps=terms.keeps)
+            await self._nudge(nudges.waiters)
+            for worker in nudges.schedule_holders:
+                # Who does not listen yet looks once it does; who is gone is forgotten in time.
+                nudge(worker, SCHEDULES)
+        else:
+            found, _ = await self._database.read(within)
+        return found
 
     async def _looked(self, work: Callable[[Transaction], T], tx: Any) -> T:
         return await self._database.read(work) if tx is None else await self._borrowed(tx, work, writes=False)
@@ -527,45 +529,6 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
             return work(inner)
 
         return await in_callers_transaction(tx, self._database.path, begun, writes=writes)
-
-    async def keep_schedules(self, digests: dict[str, bytes], worker: UUID | None = None) -> None:
-        def work(tx: Transaction) -> None:
-            now = self._now()
-            tx.run("forget_schedule_holders", now - ORPHANED_AFTER)
-            if worker is not None:
-                tx.run("put_schedule_holder", worker.bytes, now)
-            tx.run_many("keep_schedule", [(now, name, digest) for name, digest in digests.items()])
-
-        await self._database.write(work, durable=False)
-
-    async def fire_schedule(self, row: ScheduleRow, fired: Fired, new: Sequence[NewJob]) -> bool:
-        def work(tx: Transaction) -> list[UUID] | None:
-            now = self._now()
-            if not tx.perform(schedules.fire(row, fired, now)):
-                return None
-            ready, conflicts = jobs.insert(tx, new, now) if new else ({}, {})
-            tx.perform(schedules.name_job(row, fired, conflicts))
-            return _take_waiters(tx, ready)
-
-        waiters = await self._database.write(work, durable=True)
-        await self._nudge(waiters or [])
-        return waiters is not None
-
-    async def amend_schedule(
-        self, name: str, note: Note, *, is_paused: bool | None = None, next_at: Instant | None = None
-    ) -> ScheduleRow | None:
-        def work(tx: Transaction) -> tuple[ScheduleRow | None, list[UUID]]:
-            row = tx.perform(schedules.lock(name))
-            if row is None:
-                return None, []
-            changed = tx.perform(schedules.amend(row, note, self._now(), is_paused, next_at))
-            return changed, [UUID(bytes=worker) for (worker,) in tx.all("select_schedule_holders")]
-
-        changed, holders = await self._database.write(work, durable=True)
-        for worker in holders:
-            # Who does not listen yet looks once it does; who is gone is forgotten in time.
-            nudge(worker, SCHEDULES)
-        return changed
 
     async def replay(
         self,
@@ -621,7 +584,7 @@ class SqliteStore(Stats, Records, Values, Listing, ScheduleKeeping):
         def work(tx: Transaction) -> tuple[list[Handled], list[UUID]]:
             now = self._clock.now()
             handled, ready = action(tx, now)
-            tx.perform(audit.record_jobs(note, now, handled))
+            perform(tx, audit.record_jobs(note, now, handled))
             return handled, _take_waiters(tx, ready)
 
         handled, waiters = await self._write(work)

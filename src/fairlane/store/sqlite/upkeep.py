@@ -30,6 +30,7 @@ from fairlane.store.queue_time import QueueTime
 from fairlane.store.rows import decode_keys
 from fairlane.store.sqlite import claims, jobs, rows, shared_limits
 from fairlane.store.sqlite.database import Row, Transaction
+from fairlane.store.sqlite.procedures import perform
 
 
 class Walk:
@@ -137,7 +138,7 @@ def recount(tx: Transaction, queue: claims.QueueInForce, now: Instant) -> list[M
     shared_limits.ring(tx, rings_for_all(mended))
     found += [each for each, _ in wrong]
     if found:
-        tx.perform(audit.record(RECOUNT, now, queue.policy.queue, *describe_miscounts(found)))
+        perform(tx, audit.record(RECOUNT, now, queue.policy.queue, *describe_miscounts(found)))
     return found
 
 
