@@ -24,7 +24,7 @@ from fairlane.operations.views import (
     WorkerView,
 )
 from fairlane.policy import Policy
-from fairlane.policy.documents import policy_words
+from fairlane.policy.policy import policy_words
 
 NOW = datetime(2030, 1, 31, 8, tzinfo=UTC)
 

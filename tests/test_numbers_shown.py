@@ -15,7 +15,7 @@ from fairlane import App, Concurrency, Fair, Rate, Task
 from fairlane.cli.program import program
 from fairlane.clock import ManualClock
 from fairlane.operations.explanations import describe_explanation, explain_job, explain_queue
-from fairlane.policy.numbers import Origin
+from fairlane.policy.gates import Origin
 from tests.store.harness import serving
 
 PLAN = {"weight": 4, "slots": 8, "rpm": 120, "all": 20}

@@ -14,14 +14,12 @@ from fairlane.errors import InvalidKey, UnknownQueue
 from fairlane.handle import Foreseen
 from fairlane.job import NewJob, Outcome, new_job_ids
 from fairlane.job_builder import Stamper, stamp
-from fairlane.policy.backlog import FullBacklog
-from fairlane.policy.division import differing, sibling, way_to
+from fairlane.policy.backlog import FullBacklog, Joined, Verdicts, backlogs_of, joined_by, judge
+from fairlane.policy.division import LEARNED_EVERY, differing, sibling, way_to
 from fairlane.policy.keys import canonical_keys
 from fairlane.policy.partitions import parse_partition, partition_name
 from fairlane.policy.policy import Policy
-from fairlane.policy.repartition import LEARNED_EVERY
 from fairlane.policy.unique import Conflict
-from fairlane.scheduler.backlog import Joined, Verdicts, backlogs_of, joined_by, judge
 from fairlane.store import records
 from fairlane.store.protocol import Store
 from fairlane.store.rows import Declared

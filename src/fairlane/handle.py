@@ -14,9 +14,8 @@ from fairlane.codec import Codec
 from fairlane.errors import JobCancelled, JobFailed, JobNotFound, ReplayRefused, ResultTimeout
 from fairlane.job import AttemptRecord, JobRecord, NewJob, Outcome, State
 from fairlane.parameters import known_options
-from fairlane.policy.backlog import FullBacklog
+from fairlane.policy.backlog import FullBacklog, Verdicts
 from fairlane.policy.unique import Conflict, OnReplayConflict, checked_on_replay_conflict
-from fairlane.scheduler.backlog import Verdicts
 from fairlane.scheduler.explain import Explanation, explain
 from fairlane.store import records
 from fairlane.store.protocol import Store

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from fairlane.operations import trials as trying
-from fairlane.policy.documents import policy_text
+from fairlane.policy.policy import policy_text
 from tests.browser.harness import Served, Tab, go, log_in, on_any_store
 from tests.dashboard.harness import VIEWER_TOKEN
 from tests.waiting import PATIENCE

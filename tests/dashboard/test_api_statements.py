@@ -10,7 +10,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from fairlane import App, Concurrency, Fair, ManualClock
+from fairlane import App, Concurrency, Fair
+from fairlane.clock import ManualClock
 from fairlane.dashboard.api_endpoints import OPERATIONS
 from fairlane.store.sqlite.database import Transaction
 from tests.dashboard.harness import TOKEN, Site

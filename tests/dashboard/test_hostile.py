@@ -20,6 +20,7 @@ from fairlane.dashboard.api_endpoints import OPERATIONS
 from fairlane.dashboard.deeds import DEEDS
 from fairlane.dashboard.page import key_query
 from fairlane.dashboard.site import PAGES
+from fairlane.errors import StoreUnavailable
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, csrf_of
 from tests.dashboard.world import API, NOBODY, World, open_world
 

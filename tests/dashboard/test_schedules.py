@@ -11,6 +11,8 @@ from fairlane import App
 from fairlane.clock import ManualClock
 from fairlane.dashboard.deeds import DEEDS
 from fairlane.dashboard.pages import schedules as page
+from fairlane.job import JobRecord
+from fairlane.redaction import Disclosure
 from fairlane.store import records
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, csrf_of
 from tests.dashboard.world import API, World

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from fairlane import ManualClock
+from fairlane.clock import ManualClock
 from fairlane.dashboard.page import watched_text
 from fairlane.dashboard.site import PAGES
 from tests.dashboard.harness import ROOT, Site

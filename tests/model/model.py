@@ -28,6 +28,20 @@ def plain(limit: Limit) -> Concurrency | Rate:
     return limit
 
 
+def room_of(limit: Limit, in_flight: int, tat: Instant, now: Instant) -> int:
+    """How many jobs it lets start, given how many run and, for a rate, the arrival time of GCRA."""
+    own = plain(limit)
+    return max(0, own.max - in_flight) if isinstance(own, Concurrency) else own.room(tat, now)
+
+
+def charged(limit: Limit, tat: Instant, at: Instant) -> Instant:
+    return limit.charged(tat, at, 1) if isinstance(limit, Rate) else tat
+
+
+def carried_over(limit: Limit, tat: Instant, now: Instant) -> Instant:
+    return limit.carried_over(tat, now) if isinstance(limit, Rate) else tat
+
+
 Batch = int
 """What was claimed in one step. Each store has its own leases for it; they end at the same time."""
 
@@ -220,10 +234,10 @@ class Model:
             assert (claim.attempt, claim.claimed_at) == (job.attempt + 1, now)
             self._check_order(job)
             for gate, bound in self._gates(job.new):
-                room = plain(bound.limit).room(self._in_flight(gate), self._replayed(gate, bound), now)
+                room = room_of(bound.limit, self._in_flight(gate), self._replayed(gate, bound), now)
                 assert room > 0, f"{bound.limit!r} was exceeded by {claim.id} {claim.keys}"
             for gate, bound in self._gates(job.new):
-                self.tokens[gate] = plain(bound.limit).charged(self.tokens.get(gate, 0), now, 1)
+                self.tokens[gate] = charged(bound.limit, self.tokens.get(gate, 0), now)
                 self.starts.setdefault(gate, []).append((now, claim.id, batch))
             job.state, job.attempt, job.batch, job.has_started = State.RUNNING, claim.attempt, batch, True
             job.claimed_at, job.worker = now, worker
@@ -249,7 +263,8 @@ class Model:
         for job in self.in_state(State.READY):
             shut = [(gate, bound) for gate, bound in self._gates(job.new) if self._room(gate, bound, now) <= 0]
             if not any(bound.limit.counts_in_flight for _, bound in shut):
-                times += [max(plain(bound.limit).opens_at(self.tokens.get(gate, 0)) or now for gate, bound in shut)]
+                rates = [(gate, bound.limit) for gate, bound in shut if isinstance(bound.limit, Rate)]
+                times.append(max((rate.opens_at(self.tokens.get(gate, 0)) or now for gate, rate in rates), default=now))
         return min(times, default=None)
 
     def in_flight(self) -> Counter[bytes]:
@@ -272,9 +287,9 @@ class Model:
             for gate, bound in self._gates(job.new):
                 known = self.starts.setdefault(gate, [])
                 self.starts[gate] = [each for each in known if each[1:] != (settlement.job, job.batch)]
-                if len(self.starts[gate]) == len(known):
+                if len(self.starts[gate]) == len(known) and isinstance(bound.limit, Rate):
                     # It started under another policy; at most, all that it took comes back.
-                    self.bases[gate] = plain(bound.limit).refunded(self.bases.get(gate, 0), 1)
+                    self.bases[gate] = bound.limit.refunded(self.bases.get(gate, 0), 1)
         job.attempt -= 0 if settlement.counts_attempt else 1
         job.result, job.error = settlement.result, settlement.error
         if settlement.to.is_final:
@@ -364,8 +379,8 @@ class Model:
         tokens, self.policy = self.tokens, policy
         # A gate's name holds its limit's: one that both policies know is found again, with what it has spent.
         now_known = {gate: plain(bound.limit) for new in self._ever() for gate, bound in self._gates(new)}
-        self.bases = {gate: limit.carried_over(bases.get(gate, 0), now) for gate, limit in now_known.items()}
-        self.tokens = {gate: limit.carried_over(tokens.get(gate, 0), now) for gate, limit in now_known.items()}
+        self.bases = {gate: carried_over(limit, bases.get(gate, 0), now) for gate, limit in now_known.items()}
+        self.tokens = {gate: carried_over(limit, tokens.get(gate, 0), now) for gate, limit in now_known.items()}
         self.starts = {}
 
     def _ever(self) -> Iterator[NewJob]:
@@ -374,13 +389,13 @@ class Model:
         yield from self.removed
 
     def _room(self, gate: bytes, bound: BoundLimit, now: Instant) -> int:
-        return plain(bound.limit).room(self._in_flight(gate), self.tokens.get(gate, 0), now)
+        return room_of(bound.limit, self._in_flight(gate), self.tokens.get(gate, 0), now)
 
     def _replayed(self, gate: bytes, bound: BoundLimit) -> Instant:
         """The theoretical arrival time, counted again from what was really started."""
         tat = self.bases.get(gate, 0)
         for at, _, _ in self.starts.get(gate, ()):
-            tat = plain(bound.limit).charged(tat, at, 1)
+            tat = charged(bound.limit, tat, at)
         return tat
 
     def _in_flight(self, gate: bytes) -> int:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fairlane.errors import InvalidPolicy
 from fairlane.policy import BoundLimit, Concurrency, Level, Rate
+from fairlane.policy.gates import GateState
 from fairlane.scheduler.board import Gate
 from fairlane.scheduler.snapshot import GateRow
 from tests.scheduler.ledger import too_fast
@@ -34,7 +35,7 @@ def test_no_window_holds_more_starts_than_burst_plus_rate_times_its_length(
     now, tat, starts = NOW, 0, []
     for gap, asked in calls:
         now += gap
-        count = min(asked, rate.room(0, tat, now))
+        count = min(asked, rate.room(tat, now))
         tat = rate.charged(tat, now, count) if count else tat
         starts += [now] * count
     assert too_fast(rate, starts) == []
@@ -70,7 +71,7 @@ def test_no_window_is_overfilled_by_tokens_that_were_held_and_given_back(
         if gives_back and held:
             charged_at = held.pop(0)
             tat = rate.refunded(tat, 1, now - charged_at)
-        for _ in range(min(asked, rate.room(0, tat, now))):
+        for _ in range(min(asked, rate.room(tat, now))):
             tat = rate.charged(tat, now, 1)
             (held if gives_back else started).append(now)
     assert too_fast(rate, started) == []
@@ -80,8 +81,8 @@ def test_no_window_is_overfilled_by_tokens_that_were_held_and_given_back(
 @given(rates, st.integers(0, 10**12), st.integers(0, 10**6))
 def test_room_is_exactly_how_many_single_starts_succeed(rate: Rate, ahead: int, late: int) -> None:
     tat = NOW + ahead % (rate.burst * rate.interval + 1) - late
-    room, passed = rate.room(0, tat, NOW), 0
-    while passed <= rate.burst and rate.room(0, tat, NOW) > 0:
+    room, passed = rate.room(tat, NOW), 0
+    while passed <= rate.burst and rate.room(tat, NOW) > 0:
         tat = rate.charged(tat, NOW, 1)
         passed += 1
     assert passed == room <= rate.burst
@@ -91,26 +92,26 @@ def test_room_is_exactly_how_many_single_starts_succeed(rate: Rate, ahead: int, 
 @given(rates, st.integers(0, 10**7), st.integers(1, 60))
 def test_a_shut_rate_opens_at_its_time_and_not_a_microsecond_before(rate: Rate, gap: int, asked: int) -> None:
     tat = rate.charged(0, NOW, min(asked, rate.burst))
-    tat = rate.charged(tat, NOW + gap, rate.room(0, tat, NOW + gap))
+    tat = rate.charged(tat, NOW + gap, rate.room(tat, NOW + gap))
     opens = rate.opens_at(tat)
     assert opens is not None
     assert opens > NOW + gap
-    assert rate.room(0, tat, opens) >= 1
-    assert rate.room(0, tat, opens - 1) == 0
+    assert rate.room(tat, opens) >= 1
+    assert rate.room(tat, opens - 1) == 0
 
 
 @settings(deadline=None, max_examples=200)
 @given(rates, st.integers(0, 10**9), st.integers(1, 50))
 def test_a_refund_gives_back_exactly_what_was_charged(rate: Rate, used: int, asked: int) -> None:
     tat = NOW + used % (rate.burst * rate.interval)
-    count = min(asked, rate.room(0, tat, NOW))
+    count = min(asked, rate.room(tat, NOW))
     assert rate.refunded(rate.charged(tat, NOW, count), count, held=0) == tat
 
 
 def test_a17_a_refund_never_lifts_a_full_bucket_above_its_burst() -> None:
     rate = Rate(10, per="1m")
     tat = rate.charged(0, NOW, 1)
-    assert rate.room(0, rate.refunded(tat, 1, held=0), NOW + 3_600_000_000) == 10
+    assert rate.room(rate.refunded(tat, 1, held=0), NOW + 3_600_000_000) == 10
 
 
 def test_a_token_held_until_the_bucket_has_refilled_is_worth_nothing() -> None:
@@ -118,7 +119,7 @@ def test_a_token_held_until_the_bucket_has_refilled_is_worth_nothing() -> None:
     tat = rate.charged(0, NOW, 1)  # held
     later = NOW + 1_000_000
     tat = rate.charged(tat, later, 2)  # a full bucket, emptied
-    assert rate.room(0, rate.refunded(tat, 1, held=1_000_000), later) == 0
+    assert rate.room(rate.refunded(tat, 1, held=1_000_000), later) == 0
 
 
 @pytest.mark.parametrize("passes", [1, 2, 7, 20])
@@ -126,7 +127,7 @@ def test_a01_a_rate_with_seven_tokens_left_admits_seven_however_often_it_is_aske
     rate = Rate(10, per="1m")
     tat, admitted = rate.charged(0, NOW, 3), 0
     for _ in range(passes):
-        count = min(math.ceil(20 / passes), rate.room(0, tat, NOW))
+        count = min(math.ceil(20 / passes), rate.room(tat, NOW))
         tat, admitted = rate.charged(tat, NOW, count), admitted + count
     assert admitted == 7
 
@@ -139,7 +140,7 @@ def test_a26_a_rate_whose_interval_is_no_whole_number_still_opens_and_is_never_t
     rate = Rate(3, per="1s", burst=1)  # one every 333,333.3… µs
     now, tat, starts = NOW, 0, []
     for _ in range(1_000):
-        assert rate.room(0, tat, now) == 1
+        assert rate.room(tat, now) == 1
         tat = rate.charged(tat, now, 1)
         starts.append(now)
         opens = rate.opens_at(tat)
@@ -160,23 +161,25 @@ def test_a_fraction_is_taken_as_it_is_written_and_rounded_to_the_slow_side(limit
 def test_a_bucket_that_was_emptied_under_a_larger_burst_is_empty_and_not_in_debt() -> None:
     large, small = Rate(1, per="1m", burst=1_000), Rate(1, per="1m", burst=1)
     tat = small.carried_over(large.charged(0, NOW, 1_000), NOW)
-    assert small.room(0, tat, NOW) == 0
+    assert small.room(tat, NOW) == 0
     assert small.opens_at(tat) == NOW + 60_000_000
 
 
 @pytest.mark.parametrize(("in_flight", "room"), [(0, 5), (4, 1), (5, 0), (9, 0)])
 def test_concurrency_has_room_for_the_rest_and_never_less_than_none(in_flight: int, room: int) -> None:
-    assert Concurrency(5).room(in_flight, 0, NOW) == room
+    assert Concurrency(5).room_at(GateState(in_flight), NOW) == room
 
 
 def test_concurrency_neither_charges_tokens_nor_opens_by_time() -> None:
-    limit = Concurrency(1)
-    assert (limit.charged(7, NOW, 3), limit.refunded(7, 3, held=0), limit.carried_over(7, NOW)) == (7, 7, 7)
-    assert limit.opens_at(7) is None
+    limit, gate = Concurrency(1), GateState(tat=7)
+    limit.take(gate, NOW, 3)
+    limit.carry_over(gate, NOW)
+    assert (gate.in_flight, gate.tat) == (3, 7)
+    assert limit.opens_again_at(gate) is None
 
 
 def test_a_concurrency_of_zero_is_allowed_and_has_no_room() -> None:
-    assert Concurrency(0, by="account").room(0, 0, NOW) == 0
+    assert Concurrency(0, by="account").room_at(GateState(), NOW) == 0
 
 
 @pytest.mark.parametrize(

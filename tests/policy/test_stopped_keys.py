@@ -85,11 +85,11 @@ def test_a_limit_of_nothing_stops_every_key() -> None:
 
 @given(st.lists(st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True), unique=True))
 def test_a_pause_is_known_by_the_name_of_its_gates(names: list[str]) -> None:
-    found = PauseGate.named(pause_name(tuple(names)))
+    found = PauseGate.of_name(pause_name(tuple(names)))
     assert found is not None
     assert found.by == tuple(names)
 
 
 @pytest.mark.parametrize("name", [NAME, "rate/60s:pause", "moving:", "", "pause"])
 def test_no_limit_is_taken_for_a_pause(name: str) -> None:
-    assert PauseGate.named(name) is None
+    assert PauseGate.of_name(name) is None

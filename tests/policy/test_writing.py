@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fairlane.policy import AdaptiveConcurrency, Backlog, Breaker, Concurrency, Fair, Policy, Rate, Sequence
-from fairlane.policy.documents import parse_policy, policy_text, written_policy
+from fairlane.policy.policy import parse_policy, policy_text, written_policy
 
 POLICIES = [
     Policy("q"),

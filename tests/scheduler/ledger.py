@@ -88,7 +88,7 @@ class Ledger:
         assert isinstance(limit, Rate)
         if limit.rolling:
             return max(0, limit.burst - sum(at + limit.per > now for at in self.starts(limit, scope)))
-        return limit.room(0, self.arrival_time(limit, scope), now)
+        return limit.room(self.arrival_time(limit, scope), now)
 
     def starts(self, limit: Rate, scope: tuple[str | None, ...]) -> list[Instant]:
         """What was started, without what was given back while it still counted."""

@@ -12,8 +12,8 @@ from fairlane import Concurrency, Fair, Rate
 from fairlane.clock import SECOND
 from fairlane.policy import Policy
 from fairlane.policy.keys import select
+from fairlane.scheduler.journal import decode_tally, encode_tally
 from fairlane.scheduler.snapshot import LaneTally, Plan, Tally
-from fairlane.stats.claims import decode_tally, encode_tally
 from fairlane.stats.keys import (
     DAY,
     HOUR,

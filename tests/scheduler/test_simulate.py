@@ -11,7 +11,7 @@ from msgspec import structs
 
 from fairlane.clock import SECOND
 from fairlane.policy import Concurrency, Fair, Policy, Rate
-from fairlane.policy.numbers import FromJob
+from fairlane.policy.gates import FromJob
 from fairlane.simulation.measures import Simulation, Waits, jain_index, measure, timeline
 from fairlane.simulation.run import Fleet, JobKind, Recording, SimulatedJob, play
 from tests.scheduler.ledger import scope_of, too_fast

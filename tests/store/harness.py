@@ -21,6 +21,7 @@ from fairlane.clock import Clock, ManualClock
 from fairlane.job import Claim, NewJob, State, new_job_ids
 from fairlane.operations import Finding, diagnose
 from fairlane.policy import Concurrency, Policy, Rate, canonical_keys, lane_id
+from fairlane.policy.gates import AT_REST
 from fairlane.scheduler.settlement import Done, Outcome, settle
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Claimed, Listener, QueueCounts, Store, WorkerIdentity
@@ -273,7 +274,7 @@ async def assert_at_rest(
     for each in keys:
         clock.advance("1d")  # every bucket is full again
         plain = [limit for limit in policy.limits if isinstance(limit, Concurrency | Rate)]
-        asked = 1 + min((limit.room(0, 0, clock.now()) for limit in plain), default=3)
+        asked = 1 + min((limit.room_at(AT_REST, clock.now()) for limit in plain), default=3)
         room = asked - 1 if policy.limits else asked
         await given_jobs(store, policy, each, asked)
         admitted = await claim(store, policy.queue, asked)

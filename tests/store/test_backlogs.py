@@ -12,7 +12,7 @@ from fairlane.clock import ManualClock
 from fairlane.enqueue import Pacing
 from fairlane.job import Claim, State
 from fairlane.policy import Backlog, Concurrency, Fair, Policy, Sequence
-from fairlane.scheduler.backlog import backlogs_of
+from fairlane.policy.backlog import backlogs_of
 from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, Released
 from fairlane.store.protocol import Store
 from tests.store.harness import LEASE, SECOND, Database, claim, finish, given_jobs, ids, new_jobs, state_of

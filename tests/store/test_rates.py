@@ -151,7 +151,7 @@ async def test_two_rates_on_one_key_both_hold_and_nothing_else_does(store: Store
     await given_jobs(store, policy, ACME, 100)
     tats = [0, 0]
     for _ in range(60):
-        rooms = [limit.room(0, tat, clock.now()) for limit, tat in zip(limits, tats, strict=True)]
+        rooms = [limit.room(tat, clock.now()) for limit, tat in zip(limits, tats, strict=True)]
         started = await claim(store, "webhooks", 100)
         assert len(started) == min(rooms)
         if started:

@@ -14,7 +14,8 @@ import pytest
 from fairlane import App, Backlog, State, Unique
 from fairlane.clock import Instant, ManualClock, as_datetime, as_instant
 from fairlane.cron.schedules import job_of_slot
-from fairlane.errors import StoreUnavailable
+from fairlane.errors import StoreUnavailable, UnknownSchedule
+from fairlane.job import JobRecord
 from fairlane.store import operators, records, schedules
 from fairlane.store.operators import JobFilter
 from fairlane.store.procedures import Work

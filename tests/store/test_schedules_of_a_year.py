@@ -15,8 +15,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from fairlane import App, JobRecord, ManualClock
-from fairlane.clock import as_instant
+from fairlane import App
+from fairlane.clock import ManualClock, as_instant
+from fairlane.job import JobRecord
 from fairlane.store import operators
 from fairlane.store.operators import JobFilter
 from tests.store.by_hand import url_of

@@ -8,7 +8,7 @@ from fairlane.clock import ManualClock
 from fairlane.job import State
 from fairlane.operations.trials import try_policies
 from fairlane.policy import Concurrency, Fair, Policy
-from fairlane.policy.numbers import FromJob
+from fairlane.policy.gates import FromJob
 from fairlane.scheduler.settlement import Died
 from fairlane.simulation.replay import read_history, simulate
 from fairlane.store.protocol import Store

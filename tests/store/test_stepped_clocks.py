@@ -13,8 +13,8 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from fairlane import App, Breaker, Concurrency, Limit, ManualClock, Outcome, Rate, Unique
-from fairlane.clock import SECOND, as_datetime
+from fairlane import App, Breaker, Concurrency, Limit, Outcome, Rate, Unique
+from fairlane.clock import SECOND, ManualClock, as_datetime
 from fairlane.store import schedules
 from fairlane.store.postgres.grants import grants
 from fairlane.store.queue_time import QueueClock, QueueTime

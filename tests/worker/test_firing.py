@@ -15,8 +15,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from fairlane import App, ConfigurationError, FairlaneError, ManualClock, Unique
-from fairlane.clock import SECOND
+from fairlane import App, FairlaneError, Unique
+from fairlane.clock import SECOND, ManualClock
+from fairlane.errors import ConfigurationError
 from fairlane.store import operators
 from fairlane.store.operators import JobFilter
 from tests.waiting import until

@@ -19,8 +19,7 @@ from fairlane.cli.tables import Progress, print_table
 from fairlane.cli.worker import COLLECT_AFTER
 from fairlane.clock import measured, microseconds
 from fairlane.errors import ConfigurationError, UnknownQueue
-from fairlane.policy.documents import POLICY_EXAMPLE, parse_policy
-from fairlane.policy.policy import Policy
+from fairlane.policy.policy import POLICY_EXAMPLE, Policy, parse_policy
 from fairlane.simulation.measures import Group, Simulation, measure, report_by, timeline
 from fairlane.simulation.plots import plot_simulations, plot_timeline
 from fairlane.simulation.replay import read_history, record

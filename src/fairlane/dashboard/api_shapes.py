@@ -19,8 +19,8 @@ from fairlane.operations.keys import MOST_KEYS
 from fairlane.operations.overrides import Affected
 from fairlane.operations.trials import MOST_POLICIES, MOST_SLOTS
 from fairlane.operations.views import KeySort, QueueView
+from fairlane.policy.gates import Origin
 from fairlane.policy.keys import MAX_KEY_BYTES
-from fairlane.policy.numbers import Origin
 from fairlane.simulation.measures import Simulation, Timeline
 from fairlane.simulation.workload import Workload
 

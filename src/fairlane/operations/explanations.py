@@ -13,7 +13,7 @@ from fairlane.errors import ConfigurationError
 from fairlane.job import ENGINES_MESSAGE, State, stored_in
 from fairlane.operations.requests import find_jobs
 from fairlane.policy.keys import canonical_keys, key_words
-from fairlane.policy.overrides import Override, PauseGate
+from fairlane.policy.overrides import Override
 from fairlane.policy.partitions import parse_partition, partition_name, whole_of
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.estimate import Seen
@@ -161,7 +161,7 @@ def _behind_limits(moment: Moment, policy: Policy, keys: Mapping[str, str | None
                 wanted = (gate.bound, tuple(gate.key))
                 counts[wanted] = counts.get(wanted, 0) + lane.ready
     most = dict(sorted(counts.items(), key=lambda item: -item[1])[:MOST_LIMITS])
-    limits = [each for each in most if not isinstance(each[0].limit, PauseGate)]
+    limits = [each for each in most if each[0].limit.is_declared]
     board = (yield from moment.boards({policy.queue: policy}, {policy.queue: limits}))[policy.queue]
     told = dict(zip(limits, gauges(board, limits), strict=True))
     holds = []

@@ -26,7 +26,6 @@ from fairlane.operations.views import (
     OneKey,
 )
 from fairlane.policy.keys import By, canonical_keys, select
-from fairlane.policy.overrides import PauseGate
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.estimate import Seen, drains_at, run_time_of
@@ -145,7 +144,7 @@ def gauge_view(gauge: Gauge, bound: BoundLimit) -> GaugeView:
     saturation = min(1.0, max(0.0, gauge.used / gauge.bound)) if gauge.bound > 0 else 1.0
     return GaugeView(
         limit=gauge.limit,
-        words=_pause_words(bound) or repr(gauge.in_force),
+        words=repr(gauge.in_force) if bound.limit.is_declared else limit_words(bound),
         reason=str(gauge.reason),
         used=gauge.used,
         bound=gauge.bound,
@@ -158,13 +157,7 @@ def gauge_view(gauge: Gauge, bound: BoundLimit) -> GaugeView:
 
 def limit_words(bound: BoundLimit) -> str:
     """A limit as one would write it in Python, or a pause in words."""
-    return _pause_words(bound) or repr(bound.limit)
-
-
-def _pause_words(bound: BoundLimit) -> str | None:
-    if not isinstance(bound.limit, PauseGate):
-        return None
-    return f"a pause by {', '.join(bound.limit.by)}" if bound.limit.by else "a pause of the queue"
+    return repr(bound.limit) if bound.limit.is_declared else bound.limit.describe("")
 
 
 def drained_in(

@@ -14,7 +14,6 @@ from fairlane.operations.keys import gauge_view, gauges_of, limit_words, page_at
 from fairlane.operations.queues import queues_at
 from fairlane.operations.views import KeyView, QueueView
 from fairlane.operations.workers import workers_at
-from fairlane.policy.breaker import Breaker
 from fairlane.policy.keys import key_words, select
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import BoundLimit, Policy
@@ -164,7 +163,7 @@ def _waited_for(moment: Moment, claims: Sequence[Claim]) -> Looking[dict[UUID, s
 def _held_by(policy: Policy, claim: Claim) -> list[Wanted]:
     """The limits that a job holds for as long as it runs, with its keys."""
     keys: Mapping[str, str | None] = {**claim.keys, "task": claim.task}
-    counting = [b for b in policy.bound if b.limit.counts_in_flight and not isinstance(b.limit, Breaker)]
+    counting = [b for b in policy.bound if b.limit.is_held_by_runs]
     selected = [(bound, select(bound.limit.by, keys, claim.priority)) for bound in counting]
     return [(bound, key) for bound, key in selected if policy.limit_at(bound, key) is not None]
 

@@ -50,11 +50,9 @@ from fairlane.operations.views import (
     WorkerView,
 )
 from fairlane.operations.workers import worker_list
-from fairlane.policy.documents import policy_words
 from fairlane.policy.keys import key_words
-from fairlane.policy.limits import Rate
 from fairlane.policy.partitions import whole_of
-from fairlane.policy.policy import Policy
+from fairlane.policy.policy import Policy, policy_words
 from fairlane.scheduler.estimate import Seen
 from fairlane.scheduler.explain import forwarded_to_an_engine, no_service, start_command
 from fairlane.simulation.measures import describe
@@ -269,7 +267,7 @@ def _slots_free(look: _Look, serving: Sequence[WorkerView]) -> int:
 def _rates(policy: Policy, denied: Mapping[str, int]) -> dict[str, str]:
     """Of the limits that turned jobs away, the rates."""
     bounds = [policy.bound_named(name) for name in denied]
-    return {each.name: limit_words(each) for each in bounds if each is not None and isinstance(each.limit, Rate)}
+    return {each.name: limit_words(each) for each in bounds if each is not None and each.limit.is_of_starts}
 
 
 def _with_status(view: QueueView) -> QueueView:

@@ -19,10 +19,9 @@ import msgspec
 from fairlane.clock import SECOND, SystemClock, microseconds
 from fairlane.errors import ConfigurationError, FairlaneError
 from fairlane.operations.requests import in_force
-from fairlane.policy.documents import POLICY_EXAMPLE, parse_policy
 from fairlane.policy.keys import normalize_by
 from fairlane.policy.overrides import NO_OVERRIDES
-from fairlane.policy.policy import Policy
+from fairlane.policy.policy import POLICY_EXAMPLE, Policy, parse_policy
 from fairlane.simulation.measures import Simulation, Timeline, measure, report_by, timeline
 from fairlane.simulation.replay import read_history, record
 from fairlane.simulation.run import SimulatedJob

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from fairlane.clock import lasting
-from fairlane.policy.numbers import Origin
+from fairlane.policy.gates import Origin
 from fairlane.store.stats_values import Counted as Counted
 from fairlane.store.stats_values import KeySort as KeySort
 from fairlane.store.stats_values import dead_loops

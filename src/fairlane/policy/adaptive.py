@@ -19,9 +19,20 @@ from msgspec.structs import replace
 from fairlane.clock import SECOND, Instant, duration_text
 from fairlane.errors import InvalidPolicy
 from fairlane.parameters import known_options, shown
-from fairlane.policy.gates import Ending, GateState, Reason, Why, as_whole, duration_above_zero, is_number, is_whole
+from fairlane.policy.gates import (
+    MAX_COUNT,
+    Ending,
+    GateState,
+    Limit,
+    Reason,
+    Why,
+    as_whole,
+    duration_above_zero,
+    is_number,
+    is_whole,
+)
 from fairlane.policy.keys import By, normalize_by, repr_by
-from fairlane.policy.limits import MAX_COUNT, SMOOTHING, smoothed
+from fairlane.policy.limits import SMOOTHING, smoothed
 
 START = 10
 MOST = 1_000
@@ -52,7 +63,7 @@ class Learned(msgspec.Struct, frozen=True):
 
 @known_options
 @dataclass(frozen=True, slots=True, init=False)
-class AdaptiveConcurrency:
+class AdaptiveConcurrency(Limit):
     """A cap on jobs in flight that moves between `min` and `max` with how runs end and how long they take.
 
     Without `target`, a run time, only failures lower it. Where an engine runs what was admitted, `target` is the time
@@ -70,9 +81,11 @@ class AdaptiveConcurrency:
     smoothing: float
     by: By
 
-    counts_in_flight = True
-    name = None
-    """Queues do not share it: each learns by itself."""
+    kind = "adaptive"
+    parts = ("start", "min", "max", "target", "decrease", "smoothing")
+    times = frozenset({"target"})
+    is_learning = True
+    counted = "in flight"
 
     def __init__(
         self,
@@ -97,13 +110,15 @@ class AdaptiveConcurrency:
                 f"{what}: smoothing={shown(smoothing)} is not the weight of one run in an average; "
                 "give a number above 0 (at 0 it would never move) and at most 1"
             )
-        object.__setattr__(self, "start", _clamped(START, min, max) if start is None else start)
-        object.__setattr__(self, "min", min)
-        object.__setattr__(self, "max", max)
-        object.__setattr__(self, "target", None if target is None else duration_above_zero(what, "target", target))
-        object.__setattr__(self, "decrease", float(decrease))
-        object.__setattr__(self, "smoothing", float(smoothing))
-        object.__setattr__(self, "by", normalize_by(what, by))
+        self._set(
+            start=_clamped(START, min, max) if start is None else start,
+            min=min,
+            max=max,
+            target=None if target is None else duration_above_zero(what, "target", target),
+            decrease=float(decrease),
+            smoothing=float(smoothing),
+            by=normalize_by(what, by),
+        )
 
     def __repr__(self) -> str:
         parts = [f"start={self.start}", f"min={self.min}", f"max={self.max}"]
@@ -114,11 +129,6 @@ class AdaptiveConcurrency:
         if self.smoothing != SMOOTHING:
             parts.append(f"smoothing={self.smoothing!r}")
         return f"AdaptiveConcurrency({', '.join(parts)}{repr_by(self.by)})"
-
-    @property
-    def identity(self) -> str:
-        """Names the limit's state. No number takes part: what was learned outlives a change of bounds."""
-        return f"adaptive:{','.join(self.by)}"
 
     def cap_of(self, gate: GateState) -> int:
         """How many jobs this gate lets be in flight at present."""
@@ -138,11 +148,8 @@ class AdaptiveConcurrency:
         if gate.in_flight >= cap and (gate.memo is None or gate.memo["reached"] < cap):
             gate.memo = msgspec.to_builtins(replace(self.learned(gate), reached=cap))
 
-    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
-        """A claimed job holds its place, started or not."""
-
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
-        gate.in_flight = max(0, gate.in_flight - ending.ended - ending.unstarted)
+        Limit.free(self, gate, ending, now, held, task)
         if ending.ended > ending.neutral:
             gate.memo = msgspec.to_builtins(self.after(self.learned(gate), ending, now, task or ""))
             gate.tat = now + REMEMBERED
@@ -183,10 +190,6 @@ class AdaptiveConcurrency:
             return replace(learned, good=learned.good + good)
         return replace(learned, cap=learned.cap + 1, good=0)
 
-    def opens_again_at(self, gate: GateState) -> Instant | None:
-        """Not by time: a slot must be released, or a good run must raise the cap."""
-        return None
-
     def carry_over(self, gate: GateState, now: Instant) -> None:
         """A cap that was learned between other bounds is brought between these."""
         if gate.memo is not None:
@@ -199,43 +202,25 @@ class AdaptiveConcurrency:
             Reason.ADAPTIVE, gate.in_flight, self.cap_of(gate), f"a cap from {self.min} to {self.max}, {learned}"
         )
 
+    def describe(self, where: str) -> str:
+        return f"A cap that learns, from {self.min:,} to {self.max:,} at the same time {where}"
+
     def with_bound(self, bound: float) -> AdaptiveConcurrency:
         """With another `max`; the cap goes on moving below it."""
         most = as_whole(bound)
-        return AdaptiveConcurrency(
-            start=min(self.start, most),
-            min=min(self.min, most),
-            max=most,
-            target=None if self.target is None else timedelta(microseconds=self.target),
-            decrease=self.decrease,
-            smoothing=self.smoothing,
-            by=self.by,
-        )
+        changed = {"start": min(self.start, most), "min": min(self.min, most), "max": most}
+        return self.from_document({**self.to_document(), **changed})
 
-    def to_document(self) -> dict[str, Any]:
-        return {
-            "kind": "adaptive",
-            "start": self.start,
-            "min": self.min,
-            "max": self.max,
-            "target": self.target,
-            "decrease": self.decrease,
-            "smoothing": self.smoothing,
-            "by": list(self.by),
-        }
+    @property
+    def least_and_most(self) -> tuple[int, int]:
+        return self.min, self.max
 
     @classmethod
-    def from_document(cls, document: dict[str, Any]) -> AdaptiveConcurrency:
-        target = document["target"]
-        return cls(
-            start=document["start"],
-            min=document["min"],
-            max=document["max"],
-            target=None if target is None else timedelta(microseconds=target),
-            decrease=document["decrease"],
-            smoothing=document["smoothing"],
-            by=tuple(document["by"]),
-        )
+    def needed(cls) -> tuple[str, ...]:
+        return ()
+
+    def usual(self) -> dict[str, Any]:
+        return {**AdaptiveConcurrency().to_document(), "start": _clamped(START, self.min, self.max)}
 
 
 def _check_bounds(what: str, start: int | None, least: int, most: int) -> None:

@@ -1,25 +1,35 @@
-"""Back-pressure on producers: how many jobs of a key may wait before its producers are told, or refused."""
+"""Back-pressure on producers: how many jobs of a key may wait before its producers are told, or refused.
+
+A gate's count is what claims have folded. What was enqueued since is in bells, and is added to it: so the count is
+right although no producer ever writes to a row that others write.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import Instant
 from fairlane.errors import InvalidPolicy
+from fairlane.job import NewJob
 from fairlane.parameters import known_options, shown
-from fairlane.policy.gates import Ending, GateState, Reason, Why, as_whole, is_whole
-from fairlane.policy.keys import By, key_words, normalize_by, repr_by
-from fairlane.policy.limits import MAX_COUNT, UNBOUNDED
+from fairlane.policy.gates import MAX_COUNT, UNBOUNDED, Ending, GateState, Limit, Reason, Why, as_whole, is_whole
+from fairlane.policy.keys import By, Keys, key_words, normalize_by, repr_by, select
+
+if TYPE_CHECKING:
+    from fairlane.policy.policy import Policy
 
 WhenFull = Literal["signal", "reject"]
+Values = tuple[str | None, ...]
 
 
 @known_options
 @dataclass(frozen=True, slots=True, init=False)
-class Backlog:
+class Backlog(Limit):
     """At most `max` jobs of a key should wait, ready to start. Without `by`: of the whole queue.
 
     It holds back no start. `when_full` says what an enqueue beyond it meets: it is stored and told so ("signal"), or
@@ -33,9 +43,12 @@ class Backlog:
     by: By
     when_full: WhenFull
 
+    kind = "backlog"
+    parts = ("max", "when_full")
+    is_of_producers = True
+    is_rung_by_arrivals = True
+    is_held_by_runs = False
     counts_in_flight = False
-    name = None
-    """Queues do not share it."""
 
     def __init__(self, max: int, *, by: str | tuple[str, ...] | None = None, when_full: WhenFull = "signal") -> None:
         what = f"Backlog({shown(max)})"
@@ -43,53 +56,46 @@ class Backlog:
             raise InvalidPolicy(f"{what}: the maximum is a whole number of waiting jobs, from 1 to {MAX_COUNT:,}")
         if when_full not in ("signal", "reject"):
             raise InvalidPolicy(f"{what}: when_full={shown(when_full)} is unknown; use 'signal' or 'reject'")
-        object.__setattr__(self, "max", max)
-        object.__setattr__(self, "by", normalize_by(what, by))
-        object.__setattr__(self, "when_full", when_full)
+        self._set(max=max, by=normalize_by(what, by), when_full=when_full)
 
     def __repr__(self) -> str:
         return f"Backlog({self.max}{repr_by(self.by)}, when_full={self.when_full!r})"
-
-    @property
-    def identity(self) -> str:
-        return f"backlog:{','.join(self.by)}"
 
     def room_at(self, gate: GateState, now: Instant) -> int:
         """It holds nobody back who waits."""
         return UNBOUNDED
 
-    def arrive(self, gate: GateState, count: int) -> None:
-        """Jobs became ready, or (below zero) ceased to be."""
+    def arrive(self, gate: GateState, count: int) -> bool:
         gate.in_flight += count
+        return True
 
     def take(self, gate: GateState, now: Instant, count: int) -> None:
         """What starts waits no more. Below zero until the bell is folded that tells of its arrival."""
         gate.in_flight -= count
 
-    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
-        """It does not look at when jobs start."""
-
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         return False
-
-    def opens_again_at(self, gate: GateState) -> Instant | None:
-        return None
-
-    def carry_over(self, gate: GateState, now: Instant) -> None:
-        """What waits is counted anew; there is nothing else."""
 
     def why(self, gate: GateState, now: Instant) -> Why:
         return Why(Reason.SLOT, gate.in_flight, self.max)
 
+    def describe(self, where: str) -> str:
+        full = "more are refused" if self.when_full == "reject" else "producers are told"
+        return f"At most {self.max:,} may wait {where}; beyond that {full}"
+
     def with_bound(self, bound: float) -> Backlog:
         return Backlog(as_whole(bound), by=self.by, when_full=self.when_full)
 
-    def to_document(self) -> dict[str, Any]:
-        return {"kind": "backlog", "max": self.max, "by": list(self.by), "when_full": self.when_full}
+    @property
+    def counted(self) -> str:
+        return f"ready, {self.when_full}"
 
-    @classmethod
-    def from_document(cls, document: dict[str, Any]) -> Backlog:
-        return cls(document["max"], by=tuple(document["by"]), when_full=document["when_full"])
+    @property
+    def least_and_most(self) -> tuple[int, int]:
+        return self.max, self.max
+
+    def usual(self) -> dict[str, Any]:
+        return {"when_full": "signal"}
 
 
 class FullBacklog(msgspec.Struct, frozen=True):
@@ -107,3 +113,73 @@ class FullBacklog(msgspec.Struct, frozen=True):
         key = key_words(self.key)
         whose = f"queue {self.queue!r}, {key}" if key else f"queue {self.queue!r}"
         return f"{whose}: {self.ready:,} jobs wait, and its backlog holds {self.max:,}"
+
+
+Joined = dict[bytes, tuple[str, Backlog, Values]]
+"""Backlogs by their gates: each with its name and the key's values."""
+
+
+class Verdicts(msgspec.Struct, frozen=True):
+    """What becomes of jobs that meet a full backlog, by their ids."""
+
+    told: dict[UUID, FullBacklog]
+    """Stored, and told that they are too many."""
+    refused: dict[UUID, FullBacklog]
+
+    def __bool__(self) -> bool:
+        return bool(self.told or self.refused)
+
+
+def backlogs_of(policy: Policy, priority: int, keys: Keys) -> Joined:
+    """The backlogs that a job of these keys joins when it is ready, as operators have them."""
+    found: Joined = {}
+    for gate_id, bound in policy.backlog_gates(priority, keys):
+        values = select(bound.limit.by, keys, priority)
+        limit = policy.limit_at(bound, values)
+        # A policy that is suspended holds nobody back, and no producer either.
+        if isinstance(limit, Backlog):
+            found[gate_id] = bound.name, limit, values
+    return found
+
+
+def joined_by(policy: Policy, jobs: Iterable[NewJob]) -> dict[UUID, Joined]:
+    """The backlogs that these jobs join. Those for later join none yet."""
+    return {
+        job.id: joined
+        for job in jobs
+        if job.queue == policy.queue
+        and not job.delay
+        and job.run_at is None
+        and (joined := backlogs_of(policy, job.priority, job.lane_keys))
+    }
+
+
+def add_bells(policy: Policy, counts: dict[bytes, int], bells: Iterable[tuple[int, Keys, int]]) -> dict[bytes, int]:
+    """How many wait at these gates, with bells (priority, keys, count) that are not folded yet."""
+    for priority, keys, count in bells:
+        for gate_id, _ in policy.backlog_gates(priority, keys):
+            if gate_id in counts:
+                counts[gate_id] += count
+    return {gate_id: max(0, count) for gate_id, count in counts.items()}
+
+
+def judge(policy: Policy, joined: Mapping[UUID, Joined], ready: Mapping[bytes, int]) -> Verdicts:
+    """Decide on jobs one after the other, as if each were enqueued alone."""
+    counts = dict(ready)
+    verdicts = Verdicts({}, {})
+    for job, backlogs in joined.items():
+        full = {
+            limit.when_full: FullBacklog(
+                policy.queue, name, dict(zip(limit.by, values, strict=True)), counts[gate_id], limit.max
+            )
+            for gate_id, (name, limit, values) in backlogs.items()
+            if counts[gate_id] >= limit.max
+        }
+        if (refusal := full.get("reject")) is not None:
+            verdicts.refused[job] = refusal
+            continue
+        if full:
+            verdicts.told[job] = full["signal"]
+        for gate_id in backlogs:
+            counts[gate_id] += 1
+    return verdicts

@@ -20,9 +20,20 @@ import msgspec
 from fairlane.clock import SECOND, Instant, duration_text
 from fairlane.errors import InvalidPolicy
 from fairlane.parameters import known_options, shown
-from fairlane.policy.gates import Ending, GateState, Reason, Why, as_whole, duration_above_zero, is_whole
+from fairlane.policy.gates import (
+    MAX_COUNT,
+    UNBOUNDED,
+    Ending,
+    GateState,
+    Limit,
+    Reason,
+    Why,
+    as_whole,
+    duration_above_zero,
+    is_whole,
+    time_words,
+)
 from fairlane.policy.keys import By, normalize_by, repr_by
-from fairlane.policy.limits import MAX_COUNT, UNBOUNDED
 
 MOST_FAILURES = 100
 """The gate keeps when each of them was claimed."""
@@ -61,7 +72,7 @@ State = Closed | Opened | Probing
 
 @known_options
 @dataclass(frozen=True, slots=True, init=False)
-class Breaker:
+class Breaker(Limit):
     """Stops a key after so many failures in a row, and lets `probes` jobs try after each `cooldown`.
 
     >>> Breaker(5, cooldown="30s", by="endpoint")
@@ -74,9 +85,11 @@ class Breaker:
     probes: int
     by: By
 
-    counts_in_flight = True
-    name = None
-    """Queues do not share it: each learns by itself."""
+    kind = "breaker"
+    parts = ("failures", "within", "cooldown", "probes")
+    times = frozenset({"within", "cooldown"})
+    is_learning = True
+    is_held_by_runs = False
 
     def __init__(
         self,
@@ -95,21 +108,18 @@ class Breaker:
                 f"{what}: probes={shown(probes)} is not a whole number of at least 1; "
                 "without a probe it would stay open"
             )
-        object.__setattr__(self, "failures", failures)
-        object.__setattr__(self, "within", duration_above_zero(what, "within", within))
-        object.__setattr__(self, "cooldown", duration_above_zero(what, "cooldown", cooldown))
-        object.__setattr__(self, "probes", probes)
-        object.__setattr__(self, "by", normalize_by(what, by))
+        self._set(
+            failures=failures,
+            within=duration_above_zero(what, "within", within),
+            cooldown=duration_above_zero(what, "cooldown", cooldown),
+            probes=probes,
+            by=normalize_by(what, by),
+        )
 
     def __repr__(self) -> str:
         within, cooldown = duration_text(self.within), duration_text(self.cooldown)
         parts = f"within={within!r}, cooldown={cooldown!r}, probes={self.probes}"
         return f"Breaker({self.failures}, {parts}{repr_by(self.by)})"
-
-    @property
-    def identity(self) -> str:
-        """Names the limit's state. No number takes part: an open breaker stays open when they change."""
-        return f"breaker:{','.join(self.by)}"
 
     def state_of(self, gate: GateState) -> State:
         """Whether this gate is closed, open or probing."""
@@ -133,11 +143,8 @@ class Breaker:
             self._turn(gate, Probing(now, stragglers=gate.in_flight), now)
         gate.in_flight += count
 
-    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
-        """A claimed job holds its place, started or not."""
-
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
-        gate.in_flight = max(0, gate.in_flight - ending.ended - ending.unstarted)
+        Limit.free(self, gate, ending, now, held, task)
         before = self.state_of(gate)
         after = self.after(before, ending, now, gate.in_flight)
         if after != before:
@@ -223,30 +230,19 @@ class Breaker:
             case _:
                 return Why(Reason.BREAKER, self.failures, self.failures, "runs failed in a row; then it probes")
 
+    def describe(self, where: str) -> str:
+        return f"Stops {where} after {self.failures} failures in a row; probes again after {time_words(self.cooldown)}"
+
     def with_bound(self, bound: float) -> Breaker:
         """With another number of failures."""
-        within, cooldown = timedelta(microseconds=self.within), timedelta(microseconds=self.cooldown)
-        return Breaker(as_whole(bound), within=within, cooldown=cooldown, probes=self.probes, by=self.by)
-
-    def to_document(self) -> dict[str, Any]:
-        return {
-            "kind": "breaker",
-            "failures": self.failures,
-            "within": self.within,
-            "cooldown": self.cooldown,
-            "probes": self.probes,
-            "by": list(self.by),
-        }
+        return self.from_document({**self.to_document(), "failures": as_whole(bound)})
 
     @classmethod
-    def from_document(cls, document: dict[str, Any]) -> Breaker:
-        return cls(
-            document["failures"],
-            within=timedelta(microseconds=document["within"]),
-            cooldown=timedelta(microseconds=document["cooldown"]),
-            probes=document["probes"],
-            by=tuple(document["by"]),
-        )
+    def needed(cls) -> tuple[str, ...]:
+        return ()
+
+    def usual(self) -> dict[str, Any]:
+        return Breaker().to_document()
 
 
 def _not_ahead(state: State, now: Instant) -> State:

@@ -9,8 +9,8 @@ from typing import Any, Literal, Never
 
 from fairlane.errors import InvalidPolicy
 from fairlane.parameters import known_options, shown
+from fairlane.policy.gates import FROM_JOB, FromJob, Source, from_job, named_numbers
 from fairlane.policy.keys import By, normalize_by
-from fairlane.policy.numbers import FROM_JOB, FromJob, Source, from_job, named_numbers
 
 Charge = Literal["time", "count"]
 
@@ -76,8 +76,27 @@ class Fair:
         return self.weight
 
     def to_document(self) -> dict[str, Any]:
+        """What is stored; `from_document` reads it back."""
         weight = FROM_JOB if self.from_job else self.weight
         return {"by": list(self.by), "weight": weight, "weights": dict(self.weights), "charge": self.charge}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Fair:
+        """What is stored, or what people wrote: see `written`."""
+        weight = document.get("weights") or document.get("weight", 1.0)
+        return cls(by=document["by"], weight=weight, charge=document.get("charge", "time"))
+
+    def written(self) -> dict[str, Any]:
+        """Its document as people write it: without what goes without saying."""
+        whole, usual = self.to_document(), {"weight": 1.0, "weights": {}, "charge": "time"}
+        said = {name: part for name, part in whole.items() if part != usual.get(name)}
+        return {**said, "by": self.by[0] if len(self.by) == 1 else list(self.by)}
+
+    def describe(self) -> str:
+        """In words, what it does; without a full stop."""
+        charged = "for the time its jobs run" if self.charge == "time" else "for each job, however long it runs"
+        weights = ", by weight" if self.from_job or self.weights else ""
+        return f"Every {' and '.join(self.by)} gets its turn{weights}, charged {charged}"
 
 
 def is_weight(number: float) -> bool:

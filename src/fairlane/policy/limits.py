@@ -1,4 +1,4 @@
-"""Limits: what they allow, and the arithmetic of their gates.
+"""Concurrency and rates: the arithmetic of their gates.
 
 A gate of these keeps two numbers: how many jobs are in flight, and (for rates) the theoretical arrival time of GCRA.
 That of a rolling rate remembers its starts instead (see `take_in_window`). Each limit says how much room a gate has,
@@ -8,22 +8,36 @@ what a start costs, and when a shut gate opens. All in whole numbers: what a lim
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from fairlane.clock import SECOND, Instant, microseconds
-from fairlane.errors import ConfigurationError, InvalidPolicy
+from fairlane.clock import SECOND, Instant
+from fairlane.errors import InvalidPolicy
 from fairlane.parameters import known_options, shown
-from fairlane.policy.gates import Ending, GateState, Reason, Why, as_whole, is_whole
+from fairlane.policy.gates import (
+    FROM_JOB,
+    MAX_COUNT,
+    Ending,
+    FromJob,
+    GateState,
+    Limit,
+    Reason,
+    Source,
+    Why,
+    as_whole,
+    duration_above_zero,
+    from_job,
+    is_whole,
+    named_numbers,
+    number_words,
+    time_words,
+)
 from fairlane.policy.keys import By, checked_name, normalize_by, repr_by, repr_name
-from fairlane.policy.numbers import FROM_JOB, SAME, FromJob, Source, from_job, named_numbers, number_at
 
-UNBOUNDED = 1 << 31
-MAX_COUNT = 1_000_000_000
 LONGEST_INTERVAL = 100 * 365 * 86_400 * SECOND
 SMOOTH = SECOND // 2
 """A bucket that holds less than this much of its rate is a smooth one: what it does not give at its time is lost."""
@@ -38,7 +52,7 @@ LONGEST_DEBT = 4 * 10**18
 
 @known_options
 @dataclass(frozen=True, slots=True, init=False)
-class Concurrency:
+class Concurrency(Limit):
     """Never more than `max` jobs in flight per key, over the whole fleet. Without `by`: in the whole queue.
 
     >>> Concurrency(5, by="account")
@@ -56,7 +70,10 @@ class Concurrency:
     from_job: FromJob | None
     name: str | None
 
-    counts_in_flight = True
+    kind = "concurrency"
+    parts = ("max",)
+    is_shareable = True
+    counted = "in flight"
 
     def __init__(
         self,
@@ -71,76 +88,40 @@ class Concurrency:
         named: dict[str, int] = {}
         if isinstance(max, Mapping) and brought is None:
             named = named_numbers(what, names, max, lambda number: _checked_max(what, number))
-        object.__setattr__(self, "max", 0 if named or brought else _checked_max(what, max))
-        object.__setattr__(self, "by", names)
-        object.__setattr__(self, "named", named)
-        object.__setattr__(self, "from_job", brought)
-        object.__setattr__(self, "name", _shareable(what, name, named or brought))
+        self._set(
+            max=0 if named or brought else _checked_max(what, max),
+            by=names,
+            named=named,
+            from_job=brought,
+            name=_shareable(what, name, named or brought),
+        )
 
     def __repr__(self) -> str:
         number = self.from_job or self.named or self.max
         return f"Concurrency({number}{repr_by(self.by)}{repr_name(self.name)})"
 
-    def at(self, values: Sequence[str | None], value: float | None) -> Concurrency | None:
-        """What holds at one key, with `value` in place of the declared number if there is one; `None`: nothing."""
-        own = number_at(self.named, self.from_job, values, value)
-        return self if own is SAME else None if own is None else self.with_bound(own)
-
-    @property
-    def identity(self) -> str:
-        """Names the limit's state. The bound itself is left out: changing it keeps what is in flight."""
-        return f"concurrency:{','.join(self.by)}"
-
-    def room(self, in_flight: int, tat: Instant, now: Instant) -> int:
-        """How many jobs may start now."""
-        return self.max - in_flight if in_flight < self.max else 0
-
-    def charged(self, tat: Instant, now: Instant, count: int) -> Instant:
-        return tat
-
-    def refunded(self, tat: Instant, count: int, held: int = 0) -> Instant:
-        return tat
-
-    def carried_over(self, tat: Instant, now: Instant) -> Instant:
-        return tat
-
-    def opens_at(self, tat: Instant) -> Instant | None:
-        """Not by time: a slot must be released."""
-        return None
-
     def room_at(self, gate: GateState, now: Instant) -> int:
-        return self.room(gate.in_flight, gate.tat, now)
-
-    def take(self, gate: GateState, now: Instant, count: int) -> None:
-        gate.in_flight += count
-
-    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
-        """A claimed job holds its slot, started or not."""
-
-    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
-        left = gate.in_flight - ending.ended - ending.unstarted
-        gate.in_flight = left if left > 0 else 0
-        return True
-
-    def opens_again_at(self, gate: GateState) -> Instant | None:
-        return None
-
-    def carry_over(self, gate: GateState, now: Instant) -> None:
-        """What runs is counted anew; there is nothing else."""
+        return self.max - gate.in_flight if gate.in_flight < self.max else 0
 
     def why(self, gate: GateState, now: Instant) -> Why:
         return Why(Reason.CONCURRENCY, gate.in_flight, self.max)
 
+    def describe(self, where: str) -> str:
+        if self.from_job is not None:
+            return f"As many at the same time {where} as its jobs say"
+        if self.named:
+            return f"At the same time {where}: {number_words(self.named)}"
+        return f"At most {self.max:,} at the same time {where}"
+
     def with_bound(self, bound: float) -> Concurrency:
         return _concurrency(as_whole(bound), self.by, self.name)
 
-    def to_document(self) -> dict[str, Any]:
-        number = FROM_JOB if self.from_job else dict(self.named) or self.max
-        return {"kind": "concurrency", "max": number, "by": list(self.by), **_named(self.name)}
+    @property
+    def least_and_most(self) -> tuple[int, int]:
+        return self.max, self.max
 
-    @classmethod
-    def from_document(cls, document: dict[str, Any]) -> Concurrency:
-        return cls(document["max"], by=tuple(document["by"]), name=document.get("name"))
+    def to_document(self) -> dict[str, Any]:
+        return {**Limit.to_document(self), "max": FROM_JOB if self.from_job else dict(self.named) or self.max}
 
 
 @lru_cache(maxsize=4_096, typed=True)
@@ -158,7 +139,7 @@ def _checked_max(what: str, number: object) -> int:
 
 @known_options
 @dataclass(frozen=True, slots=True, init=False)
-class Rate:
+class Rate(Limit):
     """At most `burst + limit·t/per` starts in any time t, per key (GCRA). `burst` defaults to `limit`.
 
     With `rolling=True`: never more than `limit` starts in any window of length `per`, exactly.
@@ -184,6 +165,12 @@ class Rate:
     named: Mapping[str, float] = field(hash=False)
     from_job: FromJob | None
 
+    kind = "rate"
+    parts = ("limit", "per", "burst")
+    times = frozenset({"per"})
+    is_shareable = True
+    is_of_starts = True
+    is_held_by_runs = False
     counts_in_flight = False
 
     def __init__(
@@ -201,12 +188,7 @@ class Rate:
         names = normalize_by(what, by)
         if not isinstance(rolling, bool):
             raise InvalidPolicy(f"{what}: rolling={shown(rolling)} is neither True nor False; give one of them")
-        try:
-            window = microseconds(per)
-        except ConfigurationError as error:
-            raise InvalidPolicy(f"{what}: per: {error}") from None
-        if window <= 0:
-            raise InvalidPolicy(f"{what}: `per` is a time above 0, such as '1s' or '1m'")
+        window = duration_above_zero(what, "per", per)
         if burst is not None and (rolling or not is_whole(burst) or not 1 <= burst <= MAX_COUNT):
             raise InvalidPolicy(f"{what}: {_wrong_burst(burst, rolling=rolling)}")
         named: dict[str, float] = {}
@@ -222,32 +204,29 @@ class Rate:
             allowed = _default_burst(number) if burst is None else burst
             if interval * allowed > LONGEST_DEBT:
                 raise InvalidPolicy(f"{what}: burst={allowed} would take longer to refill than any clock can count")
-        object.__setattr__(self, "limit", number)
-        object.__setattr__(self, "per", window)
-        object.__setattr__(self, "burst", allowed)
-        object.__setattr__(self, "by", names)
-        object.__setattr__(self, "name", _shareable(what, name, named or brought))
-        object.__setattr__(self, "interval", interval)
-        object.__setattr__(self, "rolling", rolling)
-        object.__setattr__(self, "named", named)
-        object.__setattr__(self, "from_job", brought)
+        self._set(
+            limit=number,
+            per=window,
+            burst=allowed,
+            by=names,
+            name=_shareable(what, name, named or brought),
+            interval=interval,
+            rolling=rolling,
+            named=named,
+            from_job=brought,
+        )
 
     def __repr__(self) -> str:
         number = self.from_job or self.named or f"{self.limit:g}"
         how = ", rolling=True" if self.rolling else f", burst={self.burst}" if self.burst else ""
         return f"Rate({number}, per='{self.per / SECOND:g}s'{how}{repr_by(self.by)}{repr_name(self.name)})"
 
-    def at(self, values: Sequence[str | None], value: float | None) -> Rate | None:
-        """What holds at one key, with `value` in place of the declared number if there is one; `None`: nothing."""
-        own = number_at(self.named, self.from_job, values, value)
-        return self if own is SAME else None if own is None else self.with_bound(own)
-
     @property
     def identity(self) -> str:
         """Names the limit's state. `per` takes part, so that 10 a minute and 600 an hour on one key stay apart."""
         return f"{'rolling' if self.rolling else 'rate'}/{self.per / SECOND:g}s:{','.join(self.by)}"
 
-    def room(self, in_flight: int, tat: Instant, now: Instant) -> int:
+    def room(self, tat: Instant, now: Instant) -> int:
         """How many jobs may start now."""
         if tat <= now:
             return self.burst
@@ -272,6 +251,10 @@ class Rate:
     def opens_at(self, tat: Instant) -> Instant | None:
         """The first instant at which one more job may start."""
         return tat + self.interval - self.burst * self.interval
+
+    @property
+    def paced(self) -> Rate | None:
+        return self if self.is_smooth else None
 
     @property
     def is_smooth(self) -> bool:
@@ -308,7 +291,7 @@ class Rate:
     def room_at(self, gate: GateState, now: Instant) -> int:
         if self.rolling:
             return room_in_window(gate, self.burst, self.per, now)
-        return self.room(gate.in_flight, gate.tat, now)
+        return self.room(gate.tat, now)
 
     def take(self, gate: GateState, now: Instant, count: int) -> None:
         if self.rolling:
@@ -368,30 +351,81 @@ class Rate:
             Reason.RATE, self.burst - self.room_at(gate, now), self.burst, f"{self.limit:g} per {_time(self.per)}"
         )
 
+    def describe(self, where: str) -> str:
+        per = time_words(self.per)
+        if not self.has_one_number:
+            said = number_words(self.named) if self.named else "as its jobs say"
+            return f"So many starts per {per} {where}: {said}"
+        if self.rolling:
+            return f"Never more than {self.limit:g} starts within any {per} {where}"
+        return f"At most {self.limit:g} starts per {per} {where}, {self.burst:g} at once"
+
     def with_bound(self, bound: float) -> Rate:
         """A burst that was left to the number goes with it."""
         goes = self.rolling or self.burst == (_default_burst(self.limit) if self.limit else 0)
         number = int(bound) if self.rolling and bound == int(bound) else bound
         return _rate(number, self.per, None if goes else self.burst, self.by, self.rolling, self.name)
 
+    @property
+    def counted(self) -> str:
+        return self.identity.partition(":")[0]
+
+    def never_binds(self, beside: Rate) -> bool:
+        # With a higher limit and a smaller burst it binds at first.
+        return self.limit >= beside.limit and (self.rolling or self.burst >= beside.burst)
+
+    def round_of(self, gate: GateState, now: Instant, nth: int, turn: int) -> tuple[int, int]:
+        """Places of a window come round with every window."""
+        if not self.rolling:
+            return nth, 0
+        rounds, place = divmod(nth - 1, self.burst)
+        return place + 1, rounds * self._round
+
+    @property
+    def _round(self) -> int:
+        # A planned start is counted from the last instant at which it may be made.
+        return self.per + self.slack
+
+    def _place_at(self, gate: GateState, now: Instant, place: int) -> Instant:
+        if not self.rolling:
+            return max(now, max(gate.tat, now) + (place - self.burst) * self.interval)
+        # A start takes the place of one that leaves the window.
+        starts: list[list[int]] = gate.memo["starts"] if gate.memo else []
+        leaving = [(at + self.per, count) for at, count in starts if at + self.per > now]
+        room = self.burst - sum(count for _, count in leaving)
+        for at, count in leaving:
+            if place <= room:
+                break
+            now, room = at, room + count
+        return now
+
+    def take_many(self, gate: GateState, now: Instant, count: int, turn: int) -> None:
+        if not self.rolling:
+            self.take(gate, now, count)
+            return
+        places = min(count, self.room_at(gate, now))
+        last = now + (-(-count // places) - 1) * self._round
+        take_in_window(gate, self.per, now, places, last)
+
     def to_document(self) -> dict[str, Any]:
         number = FROM_JOB if self.from_job else dict(self.named) or self.limit
-        document = {"limit": number, "per": self.per, "by": list(self.by), **_named(self.name)}
+        document = {**Limit.to_document(self), "limit": number, "burst": self.burst or None}
         if self.rolling:
             # A kind of its own: a version that does not know it must refuse it, not keep a bucket instead.
-            return {"kind": "rolling_rate", **document}
-        return {"kind": "rate", "burst": self.burst or None, **document}
+            document["kind"] = "rolling_rate"
+            del document["burst"]
+        return document
 
     @classmethod
-    def from_document(cls, document: dict[str, Any]) -> Rate:
-        return cls(
-            document["limit"],
-            per=document["per"] / SECOND,
-            burst=document.get("burst"),
-            by=tuple(document["by"]),
-            rolling=document["kind"] == "rolling_rate",
-            name=document.get("name"),
-        )
+    def from_document(cls, document: Mapping[str, Any]) -> Rate:
+        return cls(**cls.read(document), rolling=document["kind"] == "rolling_rate")
+
+    @classmethod
+    def needed(cls) -> tuple[str, ...]:
+        return "limit", "per"
+
+    def usual(self) -> dict[str, Any]:
+        return {"burst": _default_burst(self.limit) if self.limit else None}
 
 
 @lru_cache(maxsize=4_096, typed=True)
@@ -423,11 +457,6 @@ def _checked_limit(what: str, limit: object, window: int, rolling: bool) -> floa
     if limit > window:
         raise InvalidPolicy(f"{what}: more than one job a microsecond cannot be told apart from no limit; remove it")
     return limit
-
-
-def _named(name: str | None) -> dict[str, Any]:
-    # Left out where there is none: what was stored before limits had names reads, and compares, as before.
-    return {} if name is None else {"name": name}
 
 
 def _shareable(what: str, name: str | None, differs: object) -> str | None:

@@ -17,9 +17,8 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, InvalidOverride
 from fairlane.policy.fair import is_weight
-from fairlane.policy.gates import CountsNothing, Ending, GateState, Limit, Reason, Why, is_number
+from fairlane.policy.gates import UNBOUNDED, Ending, GateState, Limit, Obstacle, Reason, Why, is_number
 from fairlane.policy.keys import BUILT_IN, By, key_words
-from fairlane.policy.limits import UNBOUNDED
 
 if TYPE_CHECKING:
     from fairlane.policy.policy import Policy
@@ -88,17 +87,18 @@ class Override(msgspec.Struct, frozen=True, kw_only=True):
                 return f"every limit {is_} suspended"
 
 
-class PauseGate(CountsNothing):
+class PauseGate(Obstacle):
     """Where paused lanes wait: a gate that is shut, or was and is open again. It counts nothing."""
 
     __slots__ = ("_is_shut", "by")
+    is_foreseen = False
 
     def __init__(self, by: By = (), *, is_shut: bool) -> None:
         self.by = by
         self._is_shut = is_shut
 
     @classmethod
-    def named(cls, name: str) -> PauseGate | None:
+    def of_name(cls, name: str) -> PauseGate | None:
         """The pause whose gates have this name; `None`: it is no pause's."""
         if not name.startswith(_PAUSE):
             return None
@@ -107,36 +107,29 @@ class PauseGate(CountsNothing):
     def __repr__(self) -> str:
         return f"PauseGate({self.by!r}, is_shut={self._is_shut})"
 
-    @property
-    def identity(self) -> str:
-        return pause_name(self.by)
-
     def room_at(self, gate: GateState, now: Instant) -> int:
         return 0 if self._is_shut else UNBOUNDED
 
     def why(self, gate: GateState, now: Instant) -> Why:
         return Why(Reason.PAUSED, 0, 0)
 
-    def with_bound(self, bound: float) -> Limit:
-        raise InvalidOverride("a pause has no number")
-
-    def to_document(self) -> dict[str, Any]:
-        return {"kind": "pause", "by": list(self.by)}
+    def describe(self, where: str) -> str:
+        return f"a pause by {', '.join(self.by)}" if self.by else "a pause of the queue"
 
 
 SHUT = PauseGate(is_shut=True)
 OPEN = PauseGate(is_shut=False)
 
 
-class Suspended:
+class Suspended(Limit):
     """A limit that counts and holds nobody back."""
 
-    __slots__ = ("_limit", "by", "counts_in_flight", "identity", "name")
+    __slots__ = ("_limit", "by", "counts_in_flight", "name")
+    is_foreseen = False
 
     def __init__(self, limit: Limit) -> None:
         self._limit = limit
         self.by = limit.by
-        self.identity = limit.identity
         self.name = limit.name
         self.counts_in_flight = limit.counts_in_flight
 
@@ -155,17 +148,17 @@ class Suspended:
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         return self._limit.free(gate, ending, now, held, task)
 
-    def opens_again_at(self, gate: GateState) -> Instant | None:
-        return None
-
     def carry_over(self, gate: GateState, now: Instant) -> None:
         self._limit.carry_over(gate, now)
 
     def why(self, gate: GateState, now: Instant) -> Why:
         return self._limit.why(gate, now)
 
-    def with_bound(self, bound: float) -> Limit:
-        return Suspended(self._limit.with_bound(bound))
+    def nth_at(self, gate: GateState, now: Instant, nth: int, turn: int) -> Instant:
+        return now
+
+    def round_of(self, gate: GateState, now: Instant, nth: int, turn: int) -> tuple[int, int]:
+        return nth, 0
 
     def to_document(self) -> dict[str, Any]:
         return self._limit.to_document()
@@ -313,7 +306,7 @@ def check_override(policy: Policy, override: Override) -> None:
 
 def _check_limit(policy: Policy, what: str, override: Override, names: By) -> None:
     bound = policy.bound_named(override.limit or "")
-    if bound is None or isinstance(bound.limit, PauseGate):
+    if bound is None or not bound.limit.is_declared:
         known = ", ".join(each.name for each in policy.bound) or "none"
         raise InvalidOverride(f"{what} has no limit named {override.limit!r}; its limits: {known}")
     if set(names) != set(bound.limit.by):

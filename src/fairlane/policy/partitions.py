@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.errors import ConfigurationError, InvalidKey, InvalidOverride, InvalidPolicy
+from fairlane.errors import ConfigurationError, InvalidKey, InvalidPolicy
 from fairlane.parameters import shown
-from fairlane.policy.gates import CountsNothing, GateState, Limit, Reason, Why
+from fairlane.policy.gates import GateState, Obstacle, Reason, Why
 from fairlane.policy.keys import BUILT_IN, KEYS_REMEMBERED, By, Keys, canonical_key, normalize_by, routing_number
 
 MOST_PARTITIONS = 256
@@ -153,13 +152,12 @@ MOVING = "moving:"
 """The name of its gates; no other limit has it."""
 
 
-class MovingGate(CountsNothing):
+class MovingGate(Obstacle):
     """A gate without room. It counts nothing."""
 
     __slots__ = ()
 
     by: By = ()
-    identity = MOVING
 
     def __repr__(self) -> str:
         return "MovingGate()"
@@ -169,9 +167,3 @@ class MovingGate(CountsNothing):
 
     def why(self, gate: GateState, now: Instant) -> Why:
         return Why(Reason.MOVING, 0, 0)
-
-    def with_bound(self, bound: float) -> Limit:
-        raise InvalidOverride("a key that moves has no number")
-
-    def to_document(self) -> dict[str, Any]:
-        return {"kind": "moving", "by": []}

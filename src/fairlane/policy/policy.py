@@ -1,7 +1,11 @@
-"""A queue's policy as a whole: its fair share, its limits, the keys it declares, and how far priority reaches."""
+"""A queue's policy as a whole: its fair share, its limits, the keys it declares, and how far priority reaches.
+
+It is stored as a document. People write it with or without what goes without saying, and read it in sentences.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,16 +19,15 @@ from typing import Any
 import msgspec
 
 from fairlane.clock import SECOND
-from fairlane.errors import InvalidPolicy
+from fairlane.errors import ConfigurationError, FairlaneError, InvalidPolicy
 from fairlane.parameters import shown
 from fairlane.policy.adaptive import AdaptiveConcurrency
 from fairlane.policy.backlog import Backlog
 from fairlane.policy.breaker import Breaker
 from fairlane.policy.fair import Fair, checked_weight
-from fairlane.policy.gates import AT_REST, Limit, is_whole
+from fairlane.policy.gates import AT_REST, FromJob, Limit, is_whole
 from fairlane.policy.keys import BUILT_IN, NAME, By, Keys, flow_id, gate_id, normalize_by, select, shared_gate_id
 from fairlane.policy.limits import Concurrency, Rate
-from fairlane.policy.numbers import FromJob
 from fairlane.policy.overrides import (
     NO_OVERRIDES,
     OPEN,
@@ -63,10 +66,16 @@ class BoundLimit:
     name: str
     limit: Limit
     level: Level
-    named: Mapping[str, float] | None = field(default=None, hash=False)
-    """The keys that it holds for, if it does not hold for all."""
-    from_job: FromJob | None = None
-    """Where its number comes from, if jobs bring it along."""
+
+    @property
+    def named(self) -> Mapping[str, float] | None:
+        """The keys that it holds for, if it does not hold for all."""
+        return self.limit.named or None
+
+    @property
+    def from_job(self) -> FromJob | None:
+        """Where its number comes from, if jobs bring it along."""
+        return self.limit.from_job
 
     @property
     def is_shared(self) -> bool:
@@ -76,7 +85,7 @@ class BoundLimit:
     @property
     def is_the_same_for_all(self) -> bool:
         """Whether it holds for every key as it is declared."""
-        return self.named is None and self.from_job is None and not isinstance(self.limit, PauseGate)
+        return self.limit.has_one_number and self.limit.is_declared
 
     @property
     def is_stop(self) -> bool:
@@ -199,11 +208,7 @@ class Policy:
             else:
                 seen[limit.identity] = nth = seen.get(limit.identity, 0) + 1
                 name = limit.identity if nth == 1 else f"{limit.identity}#{nth}"
-            level = self._level(limit.by)
-            if isinstance(limit, Concurrency | Rate):
-                bound.append(BoundLimit(name, limit, level, limit.named or None, limit.from_job))
-            else:
-                bound.append(BoundLimit(name, limit, level))
+            bound.append(BoundLimit(name, limit, self._level(limit.by)))
         return tuple(bound)
 
     def _level(self, by: By) -> Level:
@@ -248,7 +253,7 @@ class Policy:
         found = self._by_name.get(name)
         if name == MOVING:
             return _MOVING
-        if found is None and (pause := PauseGate.named(name)) is not None:
+        if found is None and (pause := PauseGate.of_name(name)) is not None:
             return BoundLimit(name, pause, self._level(pause.by))
         return found
 
@@ -272,14 +277,9 @@ class Policy:
         """
         if isinstance(bound.limit, PauseGate):
             return SHUT if values in self.overrides.pauses.get(bound.limit.by, {}) else OPEN
-        limit = bound.limit
-        if isinstance(limit, MovingGate):
+        limit = bound.limit.at(values, value)
+        if limit is None or not limit.is_declared:
             return limit
-        if isinstance(limit, Concurrency | Rate) and (bound.named is not None or bound.from_job is not None):
-            at = limit.at(values, value)
-            if at is None:
-                return None
-            limit = at
         if self.overrides.limits:
             scope = tuple(sorted(zip(limit.by, values, strict=True)))
             override = self.overrides.limits.get((bound.name, scope))
@@ -327,29 +327,31 @@ class Policy:
         return bool(self.keyed_limits or self._keyed_pauses or (self.partition and self.partition.is_guarded))
 
     @cached_property
+    def _holding(self) -> list[BoundLimit]:
+        """The limits that hold jobs back."""
+        return [bound for bound in self.bound if not bound.limit.is_of_producers]
+
+    @cached_property
     def paceable(self) -> frozenset[str]:
         """Limits whose next starts may be handed out ahead of their time: what such a job holds meanwhile could only be
         used by jobs that wait for the same gate. Not beside limits that shut by what they learn from jobs that end."""
-        if any(isinstance(bound.limit, AdaptiveConcurrency | Breaker) for bound in self.bound):
-            return frozenset()
-        counting = [bound for bound in self.bound if not isinstance(bound.limit, Backlog)]
-        if any(bound.is_shared for bound in counting):
+        counting = self._holding
+        if any(bound.is_shared or bound.limit.is_learning for bound in counting):
             return frozenset()
         return frozenset(
             bound.name
             for bound in counting
-            if isinstance(bound.limit, Rate) and all(set(bound.limit.by) <= set(other.limit.by) for other in counting)
+            if bound.limit.is_of_starts and all(set(bound.limit.by) <= set(other.limit.by) for other in counting)
         )
 
     @cached_property
     def opens_by_ends(self) -> bool:
         """Whether the end of a job may let another start: not where rates alone hold jobs back."""
-        counting = [bound for bound in self.bound if not isinstance(bound.limit, Backlog)]
-        return not counting or any(bound.is_shared or not isinstance(bound.limit, Rate) for bound in counting)
+        return not self._holding or any(bound.is_shared or not bound.limit.is_of_starts for bound in self._holding)
 
     @cached_property
     def has_rates(self) -> bool:
-        return any(isinstance(bound.limit, Rate) for bound in self.bound)
+        return any(bound.limit.is_of_starts for bound in self.bound)
 
     @cached_property
     def stops_flows(self) -> bool:
@@ -437,7 +439,7 @@ class Policy:
     @cached_property
     def backlogs(self) -> tuple[BoundLimit, ...]:
         """The limits that count who waits."""
-        return tuple(bound for bound in self.bound if isinstance(bound.limit, Backlog))
+        return tuple(bound for bound in self.bound if bound.limit.is_of_producers)
 
     def backlog_gates(self, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
         """Where the ready jobs of a lane are counted."""
@@ -510,14 +512,15 @@ class Policy:
         return cls.from_document(msgspec.json.decode(text))
 
     @classmethod
-    def from_document(cls, document: dict[str, Any]) -> Policy:
-        fair = document["fair"]
+    def from_document(cls, document: Mapping[str, Any]) -> Policy:
+        """What is stored, or what people wrote: see `written_policy`."""
+        fair = document.get("fair")
         return cls(
-            queue=document["queue"],
-            fair=_fair(fair) if fair else None,
-            limits=tuple(read_limit(each) for each in document["limits"]),
-            keys=tuple(document["keys"]),
-            priority_step=document["priority_step"],
+            queue=document.get("queue", "simulated"),
+            fair=Fair.from_document(fair) if fair else None,
+            limits=tuple(read_limit(each) for each in document.get("limits", ())),
+            keys=document.get("keys", ()),
+            priority_step=document.get("priority_step", PRIORITY_STEP),
             partition=msgspec.convert(document["partition"], Partition) if "partition" in document else None,
         )
 
@@ -533,65 +536,29 @@ def refuse_pointless(what: str, limits: Iterable[Limit]) -> None:
     Both must be fixed numbers for all keys, and the queue's own: a rate of another window is another rule, and so is
     one with a higher limit and a smaller burst. Stored policies are not asked; there it does no harm.
     """
-    plain = [limit for limit in limits if limit.name is None and _is_plain(limit)]
+    plain = [limit for limit in limits if limit.name is None and limit.has_one_number and limit.counted]
     for one, other in combinations(plain, 2):
-        if _scope(one) != _scope(other):
+        if (one.counted, set(one.by)) != (other.counted, set(other.by)):
             continue
-        if _never_binds(one, beside=other) and _never_binds(other, beside=one):
+        if one.never_binds(other) and other.never_binds(one):
             raise InvalidPolicy(
                 f"{what}: {one!r} and {other!r} are the same limit; leave one of them out, or give it another by="
             )
         for idle, tighter in ((one, other), (other, one)):
-            if _never_binds(idle, beside=tighter):
+            if idle.never_binds(tighter):
                 raise InvalidPolicy(
                     f"{what}: {idle!r} would never hold anything back beside {tighter!r}, which has the same scope; "
                     "leave it out, or give it another by="
                 )
 
 
-def _is_plain(limit: Limit) -> bool:
-    """Whether its number is fixed, and the same for all keys."""
-    if isinstance(limit, Concurrency | Rate):
-        return not limit.named and limit.from_job is None
-    return isinstance(limit, AdaptiveConcurrency | Backlog)
-
-
-def _scope(limit: Limit) -> tuple[str, frozenset[str]]:
-    """What it counts, and for which keys: their order makes no difference."""
-    match limit:
-        case Concurrency() | AdaptiveConcurrency():
-            counted = "in flight"
-        case Backlog():
-            counted = f"ready, {limit.when_full}"
-        case _:
-            counted = limit.identity.partition(":")[0]
-    return counted, frozenset(limit.by)
-
-
-def _never_binds(one: Limit, *, beside: Limit) -> bool:
-    """Of two limits of the same scope. A rate with a higher limit and a smaller burst binds at first only."""
-    match one, beside:
-        case (Concurrency(), Concurrency()):
-            return one.max >= beside.max
-        case (Concurrency(), AdaptiveConcurrency()):
-            return one.max >= beside.max
-        case (AdaptiveConcurrency(), Concurrency()):
-            return one.min >= beside.max
-        case (Backlog(), Backlog()):
-            return one.max >= beside.max
-        case (Rate(), Rate()):
-            return one.limit >= beside.limit and (one.rolling or one.burst >= beside.burst)
-    return False
-
-
 def checked_limits(what: str, parameter: str, given: object) -> tuple[Limit, ...]:
     """One limit or several; `what` and `parameter` say in errors where they were given."""
-    kinds = tuple(dict.fromkeys(KINDS.values()))
     several = given if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping) else (given,)
     limits = tuple(several)
     for limit in limits:
-        if not isinstance(limit, kinds):
-            names = ", ".join(f"{kind.__name__}(…)" for kind in kinds)
+        if not isinstance(limit, Limit) or not limit.is_declared:
+            names = ", ".join(f"{kind.__name__}(…)" for kind in dict.fromkeys(KINDS.values()))
             raise InvalidPolicy(f"{what}: {parameter}: {shown(limit)} is not a limit; use one of {names}")
     return limits
 
@@ -600,15 +567,7 @@ def _is_queue_name(name: object) -> bool:
     return isinstance(name, str) and _QUEUE_NAME.match(name) is not None
 
 
-def _fair(document: dict[str, Any]) -> Fair:
-    return Fair(
-        by=tuple(document["by"]),
-        weight=document["weights"] or document["weight"],
-        charge=document["charge"],
-    )
-
-
-KINDS: Mapping[str, type[Any]] = {
+KINDS: Mapping[str, type[Limit]] = {
     "adaptive": AdaptiveConcurrency,
     "backlog": Backlog,
     "breaker": Breaker,
@@ -619,16 +578,15 @@ KINDS: Mapping[str, type[Any]] = {
 }
 
 
-def read_limit(document: dict[str, Any]) -> Limit:
-    """The limit that `to_document` wrote."""
+def read_limit(document: Mapping[str, Any]) -> Limit:
+    """The limit that `to_document` or `written` wrote."""
     kind = KINDS.get(document["kind"])
     if kind is None:
         raise InvalidPolicy(
             f"a limit of kind {document['kind']!r} is not known to this version, which knows {', '.join(KINDS)}; "
             "if the policy is stored so, upgrade fairlane here, or apply a policy without it"
         )
-    limit: Limit = kind.from_document(document)
-    return limit
+    return kind.from_document(document)
 
 
 def check_agreement(policy: Policy, others: Iterable[Policy]) -> None:
@@ -690,3 +648,77 @@ def _parts(policy: Policy) -> dict[str, str]:
 
 def _limits(policy: Policy) -> dict[str, str]:
     return {bound.name: repr(bound.limit) for bound in policy.bound}
+
+
+POLICY_EXAMPLE = '{"fair": {"by": "account"}, "limits": [{"kind": "concurrency", "max": 5, "by": "account"}]}'
+_MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+
+
+def parse_policy(document: dict[str, Any], source: str) -> Policy:
+    """The policy that people wrote. `source` names it in errors."""
+    try:
+        policy = Policy.from_document({name: part for name, part in document.items() if name != "partition"})
+        _refuse_unknown(document, policy)
+        return policy
+    except FairlaneError as error:
+        raise ConfigurationError(f"{source}: {error}") from None
+    except _MISSHAPEN as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ConfigurationError(f"{source}: {reason}; a policy looks like {POLICY_EXAMPLE}") from None
+
+
+def _refuse_unknown(document: dict[str, Any], policy: Policy) -> None:
+    """A field that nobody reads is a mistake: what would be tried is not what was meant."""
+    # What `policy show --json` says besides.
+    told = {"version", "declared", "overrides", "drift"}
+    unknown = sorted({*document} - {*policy.to_document()} - told)
+    for given, limit in zip(document.get("limits", []), policy.limits, strict=True):
+        unknown += [f"{name} (of {given['kind']})" for name in sorted({*given} - {*limit.to_document(), "burst"})]
+    if unknown:
+        raise ConfigurationError(f"a policy has no field {unknown[0]}; fields are {', '.join(policy.to_document())}")
+
+
+def written_policy(policy: Policy) -> dict[str, Any]:
+    """A document of what is not the default. Its queue and its partitions are left out."""
+    whole = {
+        "fair": policy.fair and policy.fair.written(),
+        "limits": [each.written() for each in policy.limits],
+        "keys": list(policy.keys),
+        "priority_step": policy.priority_step if policy.priority_step != PRIORITY_STEP else None,
+    }
+    return {name: part for name, part in whole.items() if part is not None and part != []}
+
+
+def policy_text(policy: Policy) -> str:
+    """The same as JSON, a line for each limit."""
+    parts = []
+    for name, value in written_policy(policy).items():
+        if name == "limits":
+            lines = ",\n".join(f"    {_json(each)}" for each in value)
+            parts.append(f'  "limits": [\n{lines}\n  ]')
+        else:
+            parts.append(f"  {_json(name)}: {_json(value)}")
+    return "{\n" + ",\n".join(parts) + "\n}\n" if parts else "{}\n"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def policy_words(policy: Policy) -> list[str]:
+    """What it does, a sentence for each part; the order of jobs first."""
+    order = policy.fair.describe() if policy.fair else "First come, first served, higher priorities with a head start"
+    words = [order, *map(_limit_words, policy.limits)]
+    if (place := policy.partition) is not None and place.width > 1:
+        words.append(f"Divided into {place.width} partitions{f' by {_and(place.by)}' if place.by else ''}")
+    return [f"{each}." for each in words]
+
+
+def _limit_words(limit: Limit) -> str:
+    where = f"for each {_and(limit.by)}" if limit.by else "in the whole queue"
+    shared = f", shared by all queues that name {limit.name!r}" if limit.name is not None else ""
+    return f"{limit.describe(where)}{shared}"
+
+
+def _and(by: By) -> str:
+    return " and ".join(by)

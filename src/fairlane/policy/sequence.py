@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from fairlane.clock import Instant
 from fairlane.errors import InvalidOverride, InvalidPolicy
 from fairlane.parameters import known_options, shown
-from fairlane.policy.gates import Ending, GateState, Reason, Why
+from fairlane.policy.gates import Ending, GateState, Limit, Reason, Why
 from fairlane.policy.keys import By, normalize_by
 
 
 @known_options
 @dataclass(frozen=True, slots=True, init=False)
-class Sequence:
+class Sequence(Limit):
     """Jobs of one key run strictly one after the other, in the order of their enqueue.
 
     A gate holds one place, from a job's start to its final end: done, dead or cancelled. A job that waits for a retry,
@@ -26,9 +25,8 @@ class Sequence:
 
     by: By
 
-    counts_in_flight = True
-    name = None
-    """Queues do not share it."""
+    kind = "sequence"
+    is_rung_by_arrivals = True
 
     def __init__(self, *, by: str | tuple[str, ...]) -> None:
         what = f"Sequence(by={shown(by)})"
@@ -37,50 +35,30 @@ class Sequence:
             raise InvalidPolicy(f"{what}: name the key whose jobs follow one another, such as by='document'")
         if "priority" in names:
             raise InvalidPolicy(f"{what}: in a sequence the order of enqueue decides, not priority; leave it out")
-        object.__setattr__(self, "by", names)
+        self._set(by=names)
 
     def __repr__(self) -> str:
         return f"Sequence(by={self.by[0]!r})" if len(self.by) == 1 else f"Sequence(by={self.by!r})"
 
-    @property
-    def identity(self) -> str:
-        return f"sequence:{','.join(self.by)}"
-
     def room_at(self, gate: GateState, now: Instant) -> int:
         return 0 if gate.in_flight > 0 else 1
-
-    def take(self, gate: GateState, now: Instant, count: int) -> None:
-        gate.in_flight += count
-
-    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
-        """It does not look at when jobs start."""
 
     def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
         gate.in_flight = max(0, gate.in_flight - (ending.ended + ending.unstarted - ending.kept))
         return True
 
-    def resume(self, gate: GateState, count: int) -> None:
-        """Jobs that had kept their place are ready again, or will never be: the place is free."""
+    def resume(self, gate: GateState, count: int) -> bool:
         gate.in_flight = max(0, gate.in_flight - count)
-
-    def opens_again_at(self, gate: GateState) -> Instant | None:
-        return None
-
-    def carry_over(self, gate: GateState, now: Instant) -> None:
-        """Who holds a place is counted anew; there is nothing else."""
+        return True
 
     def why(self, gate: GateState, now: Instant) -> Why:
         return Why(Reason.SEQUENCE, gate.in_flight, 1)
+
+    def describe(self, where: str) -> str:
+        return f"Strictly one after the other {where}"
 
     def with_bound(self, bound: float) -> Sequence:
         raise InvalidOverride(
             f"{self!r} has no number to change: its jobs run one after the other. Start a job out of order by force, "
             "or suspend the policy"
         )
-
-    def to_document(self) -> dict[str, Any]:
-        return {"kind": "sequence", "by": list(self.by)}
-
-    @classmethod
-    def from_document(cls, document: dict[str, Any]) -> Sequence:
-        return cls(by=tuple(document["by"]))

@@ -9,18 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable
 from heapq import heapify, heappop, heappush, heapreplace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
 from fairlane.clock import Instant
-from fairlane.policy.backlog import Backlog
-from fairlane.policy.gates import Limit
+from fairlane.policy.gates import GateState, Limit
 from fairlane.policy.keys import Keys, gate_id, select, shared_gate_id
 from fairlane.policy.limits import PLANNED_AHEAD, Rate
 from fairlane.policy.policy import BoundLimit, Level, Policy
-from fairlane.policy.sequence import Sequence
 from fairlane.scheduler.snapshot import (
     Contender,
     FlowRow,
@@ -49,7 +48,7 @@ RECHECK = 100_000
 IDLE, READY, PARKED = int(Standing.IDLE), int(Standing.READY), int(Standing.PARKED)
 
 
-class Gate:
+class Gate(GateState):
     """One limit for one key. It stays in memory; what concerns one claim alone is begun anew with each."""
 
     __slots__ = (
@@ -61,25 +60,22 @@ class Gate:
         "dirty",
         "given_by",
         "id",
-        "in_flight",
         "is_of_queue",
         "is_resident",
         "key",
         "known",
         "limit",
-        "memo",
         "name",
         "planned",
         "shared",
         "smooth",
-        "tat",
         "value",
         "waited",
-        "waiting",
         "wake_at",
     )
 
     def __init__(self, row: GateRow, bound: BoundLimit, limit: Limit) -> None:
+        super().__init__(row.in_flight, row.tat, _decoded(row.memo), row.waiting)
         self.id = row.id
         self.name = row.limit
         self.key = row.key
@@ -90,12 +86,8 @@ class Gate:
         """Where the index of alarms has it."""
         self.is_resident = False
         """It is the one that memory has of its limit and key, and no other queue's: lanes may keep it."""
-        self.in_flight = row.in_flight
-        self.tat = row.tat
-        self.waiting = row.waiting
         self.awake = row.awake
         self.wake_at = row.wake_at
-        self.memo: Any = None if row.memo is None else msgspec.json.decode(row.memo)
         self.value = row.value
         self.given_by = row.given_by
         self.begin()
@@ -129,8 +121,7 @@ class Gate:
 
     def _obey(self, limit: Limit) -> None:
         self.limit = limit
-        is_own = not self.bound.is_shared
-        self.smooth = limit if isinstance(limit, Rate) and limit.is_smooth and is_own else None
+        self.smooth = None if self.bound.is_shared else limit.paced
         """Its limit, if that is a rate whose starts are worth planning one by one, and its queue's own."""
 
     def plan(self, rate: Rate, at: Instant, now: Instant) -> None:
@@ -145,14 +136,12 @@ class Gate:
 
     def resume(self, count: int) -> None:
         """Give back places that jobs have kept in a sequence."""
-        if count and isinstance(self.bound.limit, Sequence):
-            self.bound.limit.resume(self, count)
+        if count and self.bound.limit.resume(self, count):
             self.dirty = True
 
     def arrive(self, count: int) -> None:
         """Count jobs that wait."""
-        if isinstance(self.bound.limit, Backlog):
-            self.bound.limit.arrive(self, count)
+        if self.bound.limit.arrive(self, count):
             self.dirty = True
 
     def bring(self, value: float, given_by: int, policy: Policy, now: Instant) -> None:
@@ -196,20 +185,26 @@ class Gate:
     def opens_at(self, now: Instant) -> Instant | None:
         return self.limit.opens_again_at(self) if self.shared is None else self.shared.opens_at(now)
 
+    @property
+    def stored_memo(self) -> str | None:
+        return _encoded(self.memo)
+
     def row(self) -> GateRow:
-        return GateRow(
-            self.id,
-            self.name,
-            self.key,
-            self.in_flight,
-            self.tat,
-            self.waiting,
-            self.awake,
-            self.wake_at,
-            None if self.memo is None else msgspec.json.encode(self.memo).decode(),
-            self.value,
-            self.given_by,
-        )
+        return GateRow(*gate_fields(self))
+
+
+gate_fields = attrgetter(
+    "id", "name", "key", "in_flight", "tat", "waiting", "awake", "wake_at", "stored_memo", "value", "given_by"
+)
+"""What a row keeps of a gate, as a tuple: it is made of every gate that a claim changes."""
+
+
+def _decoded(memo: str | None) -> Any:
+    return None if memo is None else msgspec.json.decode(memo)
+
+
+def _encoded(memo: Any) -> str | None:
+    return None if memo is None else msgspec.json.encode(memo).decode()
 
 
 class Lane:
@@ -285,20 +280,7 @@ class Lane:
         self.next_head = 0
 
     def row(self) -> LaneRow:
-        return LaneRow(
-            self.id,
-            self.flow.id,
-            self.priority,
-            self.keys,
-            self.ready,
-            self.in_flight,
-            self.floor,
-            self.rank,
-            self.standing,
-            self.gate,
-            self.tag,
-            self.head,
-        )
+        return LaneRow(*lane_fields(self))
 
     @property
     def order(self) -> int:
@@ -322,6 +304,12 @@ class Lane:
         if self.exhausted or known > 1:
             return False
         return known <= 0 or (self.ready > 1 and self.flow.open + self.flow.shut > 1)
+
+
+lane_fields = attrgetter(
+    "id", "flow.id", "priority", "keys", "ready", "in_flight", "floor", "rank", "standing", "gate", "tag", "head"
+)
+"""What a row keeps of a lane."""
 
 
 def order_of(rank: int, position: int) -> int:
@@ -397,20 +385,7 @@ class Flow:
         self.dirty = False
 
     def row(self) -> FlowRow:
-        return FlowRow(
-            self.id,
-            self.key,
-            self.own_weight,
-            self.vtime,
-            self.tie,
-            self.cost,
-            self.debt,
-            self.open,
-            self.shut,
-            self.standing,
-            self.gate,
-            self.given_by,
-        )
+        return FlowRow(*flow_fields(self))
 
     def weigh(self, weight: float, given_by: int, policy: Policy) -> None:
         """Take a weight, unless a job that was enqueued later has brought one already."""
@@ -462,6 +437,12 @@ class Flow:
         """A lane's order has changed in place."""
         self.lanes = [(lane.order, lane.id, lane) for _, _, lane in self.lanes]
         heapify(self.lanes)
+
+
+flow_fields = attrgetter(
+    "id", "key", "own_weight", "vtime", "tie", "cost", "debt", "open", "shut", "standing", "gate", "given_by"
+)
+"""What a row keeps of a flow."""
 
 
 class Board:
@@ -694,7 +675,7 @@ def deal(room: int, taken: list[int]) -> list[int]:
     return dealt
 
 
-class SharedGate:
+class SharedGate(GateState):
     """What all queues share of one limit for one key, being worked on."""
 
     __slots__ = (
@@ -703,17 +684,13 @@ class SharedGate:
         "declared",
         "dirty",
         "id",
-        "in_flight",
         "is_known",
         "key",
         "limit",
-        "memo",
         "name",
         "queue",
         "taken",
-        "tat",
         "value",
-        "waiting",
         "was_rung",
     )
 
@@ -732,9 +709,7 @@ class SharedGate:
         """Be as stored."""
         self.name = row.limit
         self.key = row.key
-        self.in_flight = row.in_flight
-        self.tat = row.tat
-        self.memo: Any = None if row.memo is None else msgspec.json.decode(row.memo)
+        self.in_flight, self.tat, self.memo = row.in_flight, row.tat, _decoded(row.memo)
         self.value = row.value
         self.contenders = {each.queue: each for each in row.contenders}
         self.waiting = self._count_waiting()
@@ -750,7 +725,7 @@ class SharedGate:
             self.in_flight,
             self.tat,
             [self.contenders[queue] for queue in sorted(self.contenders)],
-            None if self.memo is None else msgspec.json.encode(self.memo).decode(),
+            _encoded(self.memo),
             self.value,
         )
 

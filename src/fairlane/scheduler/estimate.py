@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from heapq import heappop, heappush, nsmallest
 from math import inf
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from fairlane.clock import SECOND, Instant
-from fairlane.policy.gates import GateState, Limit
-from fairlane.policy.limits import UNBOUNDED, Concurrency, Rate, take_in_window
-from fairlane.policy.overrides import PauseGate, Suspended
+from fairlane.policy.gates import UNBOUNDED, GateState, Limit
+from fairlane.policy.limits import Concurrency
 from fairlane.scheduler.plan import SIBLINGS
 from fairlane.stats.keys import MINUTE, Minute
 
@@ -53,54 +52,6 @@ def at_any_run_time(run_time: int, told: Callable[[int], T], assumed: tuple[int,
     return short if short == long else None
 
 
-def starts_at(limit: Limit, gate: GateState, now: Instant, nth: int, run_time: int) -> Instant | None:
-    """When the `nth` job from now may start, if each runs for `run_time` and starts as soon as this limit lets it.
-
-    What runs now is taken to have just begun. `None`: not by time, nor by what runs; somebody has to act.
-    """
-    place, later = _round_of(limit, gate, now, nth, run_time)
-    if isinstance(limit, Suspended) or (limit.counts_in_flight and limit.why(gate, now).bound > 0):
-        return now + later
-    if isinstance(limit, Rate):
-        first = _within_window(limit, gate, now, place) if limit.rolling else _from_bucket(limit, gate, now, place)
-        return first + later
-    opens = now if limit.room_at(gate, now) > 0 else limit.opens_again_at(gate)
-    return None if opens is None else max(now, opens)
-
-
-def _round_of(limit: Limit, gate: GateState, now: Instant, nth: int, run_time: int) -> tuple[int, int]:
-    """Places of a window come round with every window, those of a cap with every run: which of them the `nth` job
-    takes, and how much later than the first that took it."""
-    if isinstance(limit, Suspended):
-        return nth, 0
-    if isinstance(limit, Rate) and limit.rolling:
-        rounds, place = divmod(nth - 1, limit.burst)
-        # A planned start is counted from the last instant at which it may be made.
-        return place + 1, rounds * (limit.per + limit.slack)
-    if limit.counts_in_flight and (places := int(limit.why(gate, now).bound)) > 0:
-        waiting = nth - max(0, places - gate.in_flight)
-        if waiting > 0:
-            rounds, place = divmod(waiting - 1, places)
-            return place + 1, (rounds + 1) * (run_time + TURNAROUND)
-    return nth, 0
-
-
-def _from_bucket(rate: Rate, gate: GateState, now: Instant, nth: int) -> Instant:
-    return max(now, max(gate.tat, now) + (nth - rate.burst) * rate.interval)
-
-
-def _within_window(rate: Rate, gate: GateState, now: Instant, nth: int) -> Instant:
-    """The first time round: a start takes the place of one that leaves the window."""
-    starts: list[list[int]] = gate.memo["starts"] if gate.memo else []
-    leaving = [(at + rate.per, count) for at, count in starts if at + rate.per > now]
-    room = rate.burst - sum(count for _, count in leaving)
-    for at, count in leaving:
-        if nth <= room:
-            break
-        now, room = at, room + count
-    return now
-
-
 class Seen(msgspec.Struct, frozen=True):
     """How the last minutes of a queue went, as far as they are added up."""
 
@@ -126,28 +77,24 @@ class Seen(msgspec.Struct, frozen=True):
 def drains_at(gates: Iterable[tuple[Limit, GateState]], now: Instant, jobs: int, run_time: int) -> Instant | None:
     """When as many jobs have started, all of which pass these gates and nobody else does; `run_time` is 0 if it is not
     known. `None`: no gate says so, it depends on a run time that is not known, or somebody has to act first."""
-    passed = [(limit, gate, jobs) for limit, gate in gates if not _is_lifted(limit, gate, now)]
-    if any(starts_at(limit, gate, now, 1, run_time) is None for limit, gate, _ in passed):
+    # A pause that is over is no limit.
+    passed = [(limit, gate, jobs) for limit, gate in gates if limit.is_declared or limit.room_at(gate, now) <= 0]
+    if any(limit.nth_at(gate, now, 1, run_time + TURNAROUND) is None for limit, gate, _ in passed):
         return None
-    return at_any_run_time(run_time, lambda assumed: _together(passed, now, assumed), ANY)
+    return at_any_run_time(run_time, lambda assumed: _together(passed, now, assumed + TURNAROUND), ANY)
 
 
-def _is_lifted(limit: Limit, gate: GateState, now: Instant) -> bool:
-    """A pause that is over, and no limit."""
-    return isinstance(limit, PauseGate) and limit.room_at(gate, now) > 0
-
-
-def _together(passed: list[tuple[Limit, GateState, int]], now: Instant, run_time: int) -> Instant | None:
+def _together(passed: list[tuple[Limit, GateState, int]], now: Instant, turn: int) -> Instant | None:
     """When each gate has let as many through as it has to. Where places come round again, whatever held up the first
     that took them has held up all who follow."""
     times = []
     for at, (limit, gate, nth) in enumerate(passed):
-        opens = starts_at(limit, gate, now, nth, run_time)
+        opens = limit.nth_at(gate, now, nth, turn)
         if opens is None:
             continue
-        place, later = _round_of(limit, gate, now, nth, run_time)
+        place, later = limit.round_of(gate, now, nth, turn)
         others = [(each, its, min(n, place)) for other, (each, its, n) in enumerate(passed) if other != at]
-        first = _together(others, now, run_time) if later else None
+        first = _together(others, now, turn) if later else None
         times.append(max(opens, (first or now) + later))
     return max(times, default=None)
 
@@ -228,34 +175,16 @@ def rehearse(contest: Contest, now: Instant) -> Told:
     return told
 
 
-class _Gate:
+class _Gate(GateState):
     """A gate in a rehearsal."""
 
-    __slots__ = (
-        "in_flight",
-        "is_bucket",
-        "is_of_queue",
-        "is_open",
-        "is_rolling",
-        "limit",
-        "memo",
-        "parked",
-        "tat",
-        "turnaround",
-        "waiting",
-        "width",
-    )
+    __slots__ = ("is_of_queue", "limit", "parked", "turnaround", "width")
 
     def __init__(self, passed: Passed, bundle: int) -> None:
-        gate = passed.gate
+        super().__init__(passed.gate.in_flight, passed.gate.tat, deepcopy(passed.gate.memo))
         self.limit = passed.limit
-        self.in_flight, self.tat, self.waiting = gate.in_flight, gate.tat, 0
-        self.memo: Any = deepcopy(gate.memo)
         self.width = passed.sharers * bundle
         """What one start takes."""
-        rate = self.limit if isinstance(self.limit, Rate) else None
-        self.is_rolling, self.is_bucket = rate is not None and rate.rolling, rate is not None and not rate.rolling
-        self.is_open = isinstance(self.limit, PauseGate | Suspended)
         self.is_of_queue = False
         self.turnaround = 0
         """Microseconds between the end of a run and the next start in its place."""
@@ -263,25 +192,13 @@ class _Gate:
         """Who waits here, each with its place."""
 
     def room(self, now: Instant) -> int:
-        return UNBOUNDED if self.is_open else self.limit.room_at(self, now)
+        return self.limit.room_at(self, now) if self.limit.is_foreseen else UNBOUNDED
 
     def take(self, now: Instant, run_time: int) -> tuple[Instant, int] | None:
         """Charge a start; say until when it holds how many places of those that runs hold."""
-        if self.is_open:
+        if not self.limit.is_foreseen:
             return None
-        if self.is_bucket:
-            self.limit.take(self, now, self.width)
-            return None
-        places = min(self.width, self.room(now))
-        rounds = -(-self.width // places)
-        if self.is_rolling:
-            assert isinstance(self.limit, Rate)
-            # A planned start is counted from the last instant at which it may be made.
-            last = now + (rounds - 1) * (self.limit.per + self.limit.slack)
-            take_in_window(self, self.limit.per, now, places, last)
-            return None
-        self.limit.take(self, now, places)
-        return (now + rounds * (run_time + self.turnaround), places) if self.limit.counts_in_flight else None
+        return self.limit.take_many(self, now, self.width, run_time + self.turnaround)
 
     def opens_at(self) -> Instant | None:
         return self.limit.opens_again_at(self)
@@ -339,7 +256,7 @@ class _Stage:
     def __init__(self, contest: Contest, now: Instant, bundle: int) -> None:
         self.contest, self.now, self.bundle = contest, now, bundle
         self.gates = {each: _Gate(passed, bundle) for each, passed in contest.gates.items()}
-        slots = _Gate(Passed(Concurrency(contest.slots), _Held(contest.running)), bundle)
+        slots = _Gate(Passed(Concurrency(contest.slots), GateState(contest.running)), bundle)
         self.of_queue = [*(self.gates[each] for each in contest.of_queue), slots]
         self.pool = -(-contest.pool // bundle)
         self.ends: list[tuple[Instant, int, list[tuple[_Gate, int]]]] = []
@@ -472,10 +389,3 @@ class _Stage:
                 is_any = True
                 self._join(gate.wake())
         return is_any
-
-
-class _Held:
-    """Slots that are taken."""
-
-    def __init__(self, in_flight: int) -> None:
-        self.in_flight, self.tat, self.memo, self.waiting = in_flight, 0, None, 0

@@ -19,10 +19,9 @@ from msgspec.structs import replace
 
 from fairlane.clock import SECOND, Instant, lasting
 from fairlane.job import SUSPECT_FROM, State
-from fairlane.policy.gates import Reason, Why
+from fairlane.policy.gates import Origin, Reason, Why
 from fairlane.policy.keys import key_words, lane_id, select
-from fairlane.policy.numbers import Origin
-from fairlane.policy.overrides import Override, PauseGate
+from fairlane.policy.overrides import Override
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.board import IDLE, PARKED, Board, Flow, Gate, Lane, SharedGate, ask_for_shared
@@ -559,7 +558,7 @@ def _shut(facts: Facts) -> list[Hold]:
         bound = facts.policy.bound_named(name)
         assert bound is not None
         key = dict(zip(bound.limit.by, values, strict=True))
-        if isinstance(bound.limit, PauseGate):
+        if why.reason is Reason.PAUSED:
             holds.append(paused(facts.policy.overrides.pauses[bound.limit.by][tuple(values)], facts.now))
             continue
         if why.reason is Reason.MOVING:

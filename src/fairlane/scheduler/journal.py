@@ -3,6 +3,9 @@
 The tables hold the board as it was at some change, and the deltas since then lead to how it is now. A delta holds whole
 rows: laid over the tables twice, it says the same. Each has a number and a random token. A number alone would not do: a
 database that crashes may lose the last changes, and their numbers are given out again.
+
+Beside its delta each claim leaves a tally: who arrived, started and ended, and whom a limit held back. Stats are the
+sum of these (`stats/keys.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.scheduler.board import Flow, Gate, Lane
-from fairlane.scheduler.snapshot import FlowRow, GateRow, LaneRow, Plan
+from fairlane.scheduler.board import Board, Lane, flow_fields, gate_fields, lane_fields
+from fairlane.scheduler.snapshot import FlowRow, GateRow, GateTally, LaneRow, LaneTally, Plan, Snapshot, Start, Tally
 
 FORMAT = 1
 """How deltas are written. Another number for every change of theirs, so that no program reads what it does not know."""
@@ -69,61 +72,53 @@ def encode_delta(plan: Plan) -> bytes:
     flows = plan.flows
     if others := {lane.flow.id: lane.flow for lane in plan.lanes if not lane.flow.dirty}:
         flows = [*flows, *others.values()]
-    return _encode((list(map(_flow, flows)), list(map(_lane, plan.lanes)), list(map(_gate, plan.gates))))
+    # Tuples instead of rows: they are made for every piece that every claim touches.
+    lanes, gates = map(lane_fields, plan.lanes), map(gate_fields, plan.gates)
+    return _encode((list(map(flow_fields, flows)), list(lanes), list(gates)))
 
 
 def encode_removed(removed: Removed) -> bytes:
     return _encode(Delta(removed=removed))
 
 
-# Tuples instead of rows: they are made for every piece that every claim touches.
+def tally(snapshot: Snapshot, board: Board, starts: Iterable[Start]) -> Tally | None:
+    """What a claim that is planned so will have done; `None`: nothing worth telling."""
+    now, waited, longest = snapshot.now, 0, 0
+    lanes: dict[bytes, LaneTally] = {}
+    for start in starts:
+        told = lanes.get(start.lane) or _of(board.lanes[start.lane], lanes)
+        told.started += 1
+        wait = now - start.head.ready_at
+        if wait > 0:
+            told.waited += wait
+            waited += wait
+            if wait > longest:
+                longest = wait
+    for bell in snapshot.arrivals:
+        # As it was folded: what is taken from a lane that nobody knows is taken from nobody.
+        if bell.count and (lane := board.lanes.get(bell.lane)) is not None:
+            told = _of(lane, lanes)
+            told.arrived += bell.count
+            if bell.count > 0 and bell.since > told.newest:
+                told.newest = bell.since
+    for release in snapshot.releases:
+        if (lane := board.lanes.get(release.lane)) is not None:
+            told = lanes.get(release.lane) or _of(lane, lanes)
+            told.release(release)
+    gates = [
+        GateTally(gate.name, gate.key, gate.waiting > 0, gate.denied)
+        for gate in board.gates.values()
+        if gate.waiting or gate.waited or gate.denied
+    ]
+    return Tally(now, waited, longest, list(lanes.values()), gates) if lanes or gates else None
 
 
-def _flow(flow: Flow) -> tuple[object, ...]:
-    return (
-        flow.id,
-        flow.key,
-        flow.own_weight,
-        flow.vtime,
-        flow.tie,
-        flow.cost,
-        flow.debt,
-        flow.open,
-        flow.shut,
-        flow.standing,
-        flow.gate,
-        flow.given_by,
-    )
+def _of(lane: Lane, lanes: dict[bytes, LaneTally]) -> LaneTally:
+    found = lanes.get(lane.id)
+    if found is None:
+        found = lanes[lane.id] = LaneTally(lane.keys, lane.priority)
+    return found
 
 
-def _lane(lane: Lane) -> tuple[object, ...]:
-    return (
-        lane.id,
-        lane.flow.id,
-        lane.priority,
-        lane.keys,
-        lane.ready,
-        lane.in_flight,
-        lane.floor,
-        lane.rank,
-        lane.standing,
-        lane.gate,
-        lane.tag,
-        lane.head,
-    )
-
-
-def _gate(gate: Gate) -> tuple[object, ...]:
-    return (
-        gate.id,
-        gate.name,
-        gate.key,
-        gate.in_flight,
-        gate.tat,
-        gate.waiting,
-        gate.awake,
-        gate.wake_at,
-        None if gate.memo is None else msgspec.json.encode(gate.memo).decode(),
-        gate.value,
-        gate.given_by,
-    )
+encode_tally = msgspec.msgpack.Encoder().encode
+decode_tally = msgspec.msgpack.Decoder(Tally).decode

@@ -14,7 +14,8 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from fairlane.clock import Instant
-from fairlane.policy.limits import UNBOUNDED, Rate
+from fairlane.policy.gates import UNBOUNDED
+from fairlane.policy.limits import Rate
 from fairlane.policy.policy import Level
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane, ask_for_shared, fold_shared, order_of
 from fairlane.scheduler.fold import (
@@ -30,6 +31,7 @@ from fairlane.scheduler.fold import (
     tag_of,
     wake,
 )
+from fairlane.scheduler.journal import tally
 from fairlane.scheduler.snapshot import (
     AHEAD,
     LEAD,
@@ -44,7 +46,6 @@ from fairlane.scheduler.snapshot import (
     Supply,
     distance,
 )
-from fairlane.stats.claims import tally
 
 Planning = Generator[Need, Supply, Plan]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlane.clock import SECOND, Instant
+from fairlane.policy.gates import GateState
 from fairlane.policy.limits import PLANNED_AHEAD, Rate
 from fairlane.policy.policy import Policy
 
@@ -447,22 +448,11 @@ def distance(rate: Rate) -> int:
     return 0 if rate.rolling else max(0, CLOCKS - rate.slack)
 
 
-class _Gate:
-    """A gate as it was really passed. What a limit looks at, and nothing else."""
-
-    __slots__ = ("in_flight", "memo", "tat", "waiting")
-
-    def __init__(self) -> None:
-        self.in_flight = self.waiting = 0
-        self.tat: Instant = 0
-        self.memo: Any = None
-
-
 class Passed:
     """The starts that one process has really made, by gate. However late they were, the next one keeps its distance."""
 
     def __init__(self) -> None:
-        self._gates: dict[bytes, _Gate] = {}
+        self._gates: dict[bytes, GateState] = {}
         self._forget_at: Instant = 0
 
     def opens_at(self, pace: Pace) -> Instant:
@@ -477,10 +467,7 @@ class Passed:
     def note(self, pace: Pace, now: Instant) -> None:
         """It has started."""
         for gate_id, rate in pace.gates:
-            gate = self._gates.get(gate_id)
-            if gate is None:
-                gate = self._gates[gate_id] = _Gate()
-            rate.take(gate, now, 1)
+            rate.take(self._gates.setdefault(gate_id, GateState()), now, 1)
         if now >= self._forget_at:
             self._forget_at = now + KEPT
             self._gates = {each: gate for each, gate in self._gates.items() if gate.tat + KEPT > now}

@@ -7,13 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.policy.backlog import Backlog
-from fairlane.policy.gates import GateState, Limit, Reason
+from fairlane.policy.gates import GateState, Limit, Origin, Reason
 from fairlane.policy.keys import Keys, select, shared_gate_id
-from fairlane.policy.numbers import Origin
 from fairlane.policy.overrides import Override
 from fairlane.policy.policy import BoundLimit, Policy
-from fairlane.policy.sequence import Sequence as Sequenced
 from fairlane.scheduler.board import Board, Flow, Gate, Lane, fold_shared, gate_of
 from fairlane.scheduler.fold import fold_releases
 from fairlane.scheduler.snapshot import (
@@ -113,7 +110,7 @@ def board_now(
 
 def hears_arrivals(bound: BoundLimit) -> bool:
     """Whether arrivals change gates of this limit: see `fold_arrivals`."""
-    return isinstance(bound.limit, Backlog | Sequenced) or bound.from_job is not None
+    return bound.limit.is_rung_by_arrivals or bound.from_job is not None
 
 
 def gauges(board: Board, wanted: Iterable[tuple[BoundLimit, Key]]) -> list[Gauge]:
@@ -148,7 +145,7 @@ def gates_in_doubt(
 
 def holding(policy: Policy, places: Iterable[tuple[BoundLimit, Key]]) -> dict[bytes, tuple[BoundLimit, Key]]:
     """By id, those of these gates that can hold anybody back."""
-    return {policy.gate_of(*each): each for each in places if not isinstance(each[0].limit, Backlog)}
+    return {policy.gate_of(*each): each for each in places if not each[0].limit.is_of_producers}
 
 
 def is_in_doubt(gate: GateRow, now: Instant) -> bool:

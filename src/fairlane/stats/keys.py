@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from fairlane.clock import SECOND, Instant
-from fairlane.policy.backlog import Backlog
 from fairlane.policy.keys import By, select
 from fairlane.policy.limits import smoothed
 from fairlane.policy.policy import BoundLimit, Policy
@@ -429,13 +428,13 @@ class Recent:
         by = bound.limit.by
         if bound.from_job is not None:
             return Came(number=self.brought(bound.name, by).get(key))
-        if isinstance(bound.limit, Backlog):
+        if bound.limit.is_of_producers:
             return Came(count=self.arrived(by).get(key, 0) if by else self.unseen.ready)
         return Came(resumed=self.unseen.resumed.get(key, 0))
 
     def needs_lanes(self, bound: BoundLimit) -> bool:
         """Whether `came_to` looks at the unseen lanes."""
-        is_counted = bound.from_job is not None or isinstance(bound.limit, Backlog)
+        is_counted = bound.from_job is not None or bound.limit.is_of_producers
         return bool(bound.limit.by) and is_counted and self.tells(bound)
 
     def stopped(self, policy: Policy) -> list[tuple[BoundLimit, Key]]:

@@ -17,8 +17,7 @@ from fairlane.job import Claim, JobRecord, NewJob, State
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
-from fairlane.scheduler.misrouted import WaitingLane
-from fairlane.scheduler.rebuild import Miscount
+from fairlane.scheduler.rebuild import Miscount, WaitingLane
 from fairlane.scheduler.settlement import DISPATCHER, Settlement
 from fairlane.scheduler.snapshot import GateRow, Pace, Start
 from fairlane.store import records

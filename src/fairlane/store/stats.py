@@ -18,12 +18,11 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.job import JobRecord
-from fairlane.policy.backlog import Backlog
 from fairlane.policy.keys import By, select
 from fairlane.policy.policy import WEIGHT, BoundLimit, Policy
 from fairlane.scheduler.board import Board, Gate
 from fairlane.scheduler.explain import OWN_LANES, Facts, Subject, siblings_of
-from fairlane.scheduler.journal import Tail
+from fairlane.scheduler.journal import Tail, decode_tally
 from fairlane.scheduler.resident import Ask, Found, ResidentBoard, upcoming
 from fairlane.scheduler.snapshot import (
     Arrival,
@@ -35,7 +34,6 @@ from fairlane.scheduler.snapshot import (
     SharedGateRow,
     SharedRelease,
 )
-from fairlane.stats.claims import decode_tally
 from fairlane.stats.gates import (
     Came,
     Ends,
@@ -591,7 +589,7 @@ class Moment:
             (name, bound.name, key_scope(bound.limit.by), bound.name in self._brought_by_key(policy))
             for name, policy in policies.items()
             for bound in policy.keyed_limits
-            if not isinstance(bound.limit, Backlog)
+            if not bound.limit.is_of_producers
         ] or [(name, "", "", False) for name in policies]
         recents = [self._recents[name] for name in policies]
         keys: list[str] | None = None

@@ -11,9 +11,8 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.policy.keys import By
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.journal import Tail
+from fairlane.scheduler.journal import Tail, decode_tally
 from fairlane.scheduler.snapshot import LaneRow
-from fairlane.stats.claims import decode_tally
 from fairlane.stats.keys import (
     DAY,
     MINUTE,

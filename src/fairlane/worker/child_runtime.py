@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 from fairlane.clock import Clock
 from fairlane.errors import StoreUnavailable
 from fairlane.job_builder import Stamp
-from fairlane.policy.repartition import LEARNED_EVERY
+from fairlane.policy.division import LEARNED_EVERY
 from fairlane.scheduler.settlement import Outcome, Settlement
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.task import Registry

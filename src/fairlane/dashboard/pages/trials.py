@@ -14,8 +14,7 @@ from fairlane.dashboard.page import Ask, Page
 from fairlane.errors import ConfigurationError, FairlaneError, UnknownQueue
 from fairlane.operations import PolicyInForce
 from fairlane.operations.trials import MOST_SIMULATED, MOST_SLOTS, Misread, Tried, read_policy_text, read_workload_text
-from fairlane.policy.documents import policy_text
-from fairlane.policy.policy import Policy
+from fairlane.policy.policy import Policy, policy_text
 from fairlane.simulation.measures import Group, Simulation, Timeline
 
 DEFAULT_SLOTS = "100"

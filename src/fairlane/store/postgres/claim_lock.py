@@ -12,14 +12,21 @@ from msgspec.structs import replace
 
 from fairlane.clock import Instant
 from fairlane.job import Claim
-from fairlane.policy.backlog import Backlog
 from fairlane.policy.overrides import Override, Overrides
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.journal import FORMAT, Delta, Mark, Removed, decode_delta, encode_delta, encode_removed
+from fairlane.scheduler.journal import (
+    FORMAT,
+    Delta,
+    Mark,
+    Removed,
+    decode_delta,
+    encode_delta,
+    encode_removed,
+    encode_tally,
+)
 from fairlane.scheduler.rebuild import Rebuilt
 from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
 from fairlane.scheduler.snapshot import Arrival, FlowRow, Forced, GateRow, Head, KeptPlaces, LaneRow, Plan
-from fairlane.stats.claims import encode_tally
 from fairlane.store.boards import MOST_WHOLE, Boards, Raced
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.combined_claims import Holder, deal
@@ -340,9 +347,7 @@ class Scheduling:
     def _backlogs(self, plan: Plan) -> list[rows.Row]:
         """Gates that producers read: the tables have them as they are."""
         return [
-            rows.gate_parameters(gate.row(), self.queue.id)
-            for gate in plan.gates
-            if isinstance(gate.bound.limit, Backlog)
+            rows.gate_parameters(gate.row(), self.queue.id) for gate in plan.gates if gate.bound.limit.is_of_producers
         ]
 
     async def leave(self) -> None:

@@ -12,18 +12,19 @@ from fairlane.clock import Instant
 from fairlane.errors import InvalidPolicy
 from fairlane.policy.division import as_divided
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.misrouted import (
+from fairlane.scheduler.rebuild import (
     StrayLane,
     WaitingLane,
     gates_of_strays,
     imported,
+    rebuild,
+    refuse_to_strand,
     shared_tokens,
     stray_lanes,
     tokens_of_its_own,
     tokens_to_share,
     weights_of_strays,
 )
-from fairlane.scheduler.rebuild import rebuild, refuse_to_strand
 from fairlane.scheduler.snapshot import FlowRow, GateRow
 from fairlane.store import audit
 from fairlane.store.audit import Note

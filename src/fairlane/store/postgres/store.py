@@ -15,12 +15,11 @@ from asyncpg.pool import PoolConnectionProxy
 from fairlane.clock import Clock, Instant, microseconds
 from fairlane.errors import ConfigurationError
 from fairlane.job import Claim, JobRecord, NewJob, State
+from fairlane.policy.backlog import add_bells
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
-from fairlane.scheduler.backlog import add_bells
-from fairlane.scheduler.misrouted import WaitingLane
-from fairlane.scheduler.rebuild import Miscount, refuse_to_strand
+from fairlane.scheduler.rebuild import Miscount, WaitingLane, refuse_to_strand
 from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.store import audit

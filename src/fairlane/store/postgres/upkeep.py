@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.policy.numbers import VALUES_LAST
+from fairlane.policy.gates import VALUES_LAST
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.board import rings_for_all
 from fairlane.scheduler.journal import Delta, Removed

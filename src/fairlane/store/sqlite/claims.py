@@ -10,12 +10,28 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.job import SUSPECT_FROM, Claim
-from fairlane.policy.backlog import Backlog
 from fairlane.policy.overrides import Overrides
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.journal import FORMAT, Delta, Mark, Removed, decode_delta, encode_delta, encode_removed
-from fairlane.scheduler.misrouted import imported, shared_tokens, tokens_of_its_own, tokens_to_share
-from fairlane.scheduler.rebuild import HeldLane, corrected, rebuild, refuse_to_strand
+from fairlane.scheduler.journal import (
+    FORMAT,
+    Delta,
+    Mark,
+    Removed,
+    decode_delta,
+    encode_delta,
+    encode_removed,
+    encode_tally,
+)
+from fairlane.scheduler.rebuild import (
+    HeldLane,
+    corrected,
+    imported,
+    rebuild,
+    refuse_to_strand,
+    shared_tokens,
+    tokens_of_its_own,
+    tokens_to_share,
+)
 from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
 from fairlane.scheduler.snapshot import (
     Arrival,
@@ -29,7 +45,6 @@ from fairlane.scheduler.snapshot import (
     Snapshot,
     Start,
 )
-from fairlane.stats.claims import encode_tally
 from fairlane.store.boards import MOST_WHOLE, Raced
 from fairlane.store.protocol import (
     FOLD_AT_MOST,
@@ -535,7 +550,7 @@ def _write(tx: Transaction, queue: QueueInForce, plan: Plan, bells: _Bells, now:
         _note(tx, queue.id, plan.queue, plan.moves, mark, delta, told)
     else:
         board.mark = queue.mark
-    if backlogs := [gate.row() for gate in plan.gates if isinstance(gate.bound.limit, Backlog)]:
+    if backlogs := [gate.row() for gate in plan.gates if gate.bound.limit.is_of_producers]:
         put_gates(tx, queue.id, backlogs, now)  # producers read them
     if plan.shared or plan.rings:
         shared_limits.write(tx, queue.policy, plan)

@@ -6,7 +6,7 @@ from collections import Counter
 
 from fairlane.clock import Instant
 from fairlane.scheduler.journal import Delta
-from fairlane.scheduler.misrouted import StrayLane, WaitingLane, gates_of_strays, stray_lanes, weights_of_strays
+from fairlane.scheduler.rebuild import StrayLane, WaitingLane, gates_of_strays, stray_lanes, weights_of_strays
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.store.protocol import Rehomed
 from fairlane.store.rows import decode_keys

@@ -14,13 +14,12 @@ import msgspec
 from fairlane.clock import Clock, Instant, SystemClock, microseconds
 from fairlane.errors import InvalidPolicy, JobNotFound, SchemaOutOfDate
 from fairlane.job import Claim, JobRecord, NewJob, Outcome, State
+from fairlane.policy.backlog import add_bells
 from fairlane.policy.division import as_divided
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
-from fairlane.scheduler.backlog import add_bells
-from fairlane.scheduler.misrouted import WaitingLane
-from fairlane.scheduler.rebuild import Miscount
+from fairlane.scheduler.rebuild import Miscount, WaitingLane
 from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.store import audit

@@ -10,7 +10,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.job import State
-from fairlane.policy.numbers import VALUES_LAST
+from fairlane.policy.gates import VALUES_LAST
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.board import rings_for_all
 from fairlane.scheduler.journal import Delta, Removed
