@@ -8,7 +8,7 @@ import sys
 import time
 
 from fairlane import App, Rate
-from fairlane.worker.context import current_run
+from fairlane.worker.runs import current_run
 
 app = App()
 app.queue("rates", limits=[Rate(float(os.environ.get("RATES_LIMIT", "10")), per="1s", burst=1)])

@@ -17,6 +17,7 @@ from fairlane.operations.findings import Finding, Level, by_level
 from fairlane.operations.views import WorkerView
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.stats.keys import Minute
+from fairlane.store.boards import QueueTime
 from fairlane.store.health import (
     ConnectionLimit,
     HorizonHolder,
@@ -25,7 +26,6 @@ from fairlane.store.health import (
     Standstill,
     TableHealth,
 )
-from fairlane.store.queue_time import QueueTime
 from fairlane.store.schedules import ScheduleRow
 from fairlane.store.stats_values import PUBLISHING, Counted, QueueFigures
 

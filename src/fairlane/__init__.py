@@ -26,7 +26,7 @@ from fairlane.policy import (
 )
 from fairlane.queue import Queue
 from fairlane.task import BoundTask, Call, Task
-from fairlane.worker import context
+from fairlane.worker.runs import context
 
 __all__ = [
     "AdaptiveConcurrency",

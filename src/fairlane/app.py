@@ -24,7 +24,7 @@ from fairlane.cron.runner import Firing
 from fairlane.declaration_checks import checked_count, checked_size, checked_time, folder_of
 from fairlane.declarations import Declarations
 from fairlane.effects import Values
-from fairlane.enqueue import Producing
+from fairlane.enqueue import Producing, Stamp
 from fairlane.errors import (
     BacklogFull,
     ConfigurationError,
@@ -36,7 +36,6 @@ from fairlane.errors import (
 from fairlane.events import Event
 from fairlane.handle import Enqueued, Foreseen, Job, handles_of
 from fairlane.job import Outcome
-from fairlane.job_builder import Stamp
 from fairlane.loop_thread import BackgroundLoop, CallerThread, refuse_inside_a_loop
 from fairlane.manual_claims import Ear
 from fairlane.operations import Operations
@@ -48,8 +47,8 @@ from fairlane.redaction import Redact, guard_loggers
 from fairlane.store.protocol import Retention, Store, WorkerIdentity
 from fairlane.task import Call, Duration, Progress, not_a_call, one_by_one
 from fairlane.telemetry.telemetry import Telemetry
-from fairlane.worker.middleware import around_enqueue, wrapping_enqueues
 from fairlane.worker.options import WorkerOptions
+from fairlane.worker.runs import around_enqueue, wrapping_enqueues
 from fairlane.worker.upkeep import keep_up
 from fairlane.worker.worker import Worker, name_of_process
 

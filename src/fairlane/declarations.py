@@ -46,7 +46,7 @@ from fairlane.task import (
     TaskOptions,
     as_unique,
 )
-from fairlane.worker.middleware import Middleware
+from fairlane.worker.runs import Middleware
 
 P = ParamSpec("P")
 R = TypeVar("R")

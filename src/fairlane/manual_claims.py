@@ -13,6 +13,7 @@ from uuid import UUID
 
 from fairlane.clock import SECOND, Clock, Instant, duration_of
 from fairlane.effects import Effects, landed_of
+from fairlane.enqueue import Stamp, stamped_effects
 from fairlane.errors import (
     AlreadySettled,
     ClaimLost,
@@ -22,7 +23,6 @@ from fairlane.errors import (
     UnknownTask,
 )
 from fairlane.job import Claim, Landed, State
-from fairlane.job_builder import Stamp, stamped_effects
 from fairlane.parameters import checked, known_options, shown
 from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Conflict

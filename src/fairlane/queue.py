@@ -21,7 +21,7 @@ from fairlane.scheduler.settlement import Released, settle
 from fairlane.store.protocol import Claimed, Store, WorkerIdentity
 from fairlane.task import Duration
 from fairlane.waits import ANSWER_WITHIN
-from fairlane.worker.slots import Turns
+from fairlane.worker.claims import Turns
 
 MOST_CLAIMED = 100_000
 """They are in memory together, and in one transaction."""

@@ -15,7 +15,7 @@ from fairlane.clock import ManualClock
 from fairlane.job import Claim, State
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.store.postgres import PostgresStore
-from fairlane.store.postgres.combined_claims import NUMBERS, Crowding, Holder, deal
+from fairlane.store.postgres.claim_lock import NUMBERS, Crowding, Holder, deal
 from fairlane.store.protocol import Claimed
 from tests.store.harness import LEASE, SECOND, claim_once, finish, given_jobs, ids, new_jobs, soon, worker_named
 

@@ -16,8 +16,8 @@ import pytest
 from fairlane import App, Breaker, Concurrency, Limit, Outcome, Rate, Unique
 from fairlane.clock import SECOND, ManualClock, as_datetime
 from fairlane.store import schedules
+from fairlane.store.boards import QueueClock, QueueTime
 from fairlane.store.postgres.grants import grants
-from fairlane.store.queue_time import QueueClock, QueueTime
 from tests.store.by_hand import url_of
 from tests.store.harness import Database
 

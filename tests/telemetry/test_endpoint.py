@@ -11,7 +11,7 @@ import pytest
 from fairlane.errors import ConfigurationError
 from fairlane.telemetry import endpoint as endpoint_module
 from fairlane.telemetry.endpoint import Answer, Endpoint
-from fairlane.telemetry.failures import Failures
+from fairlane.telemetry.metrics import Failures
 from fairlane.worker import WorkerOptions
 from tests.waiting import PATIENCE
 

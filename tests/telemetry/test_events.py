@@ -30,7 +30,7 @@ from fairlane.events import (
     WorkerStopped,
     WorkerStopping,
 )
-from fairlane.telemetry import hooks
+from fairlane.telemetry import telemetry
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, reaches, watched_app, working
 
@@ -158,8 +158,8 @@ async def test_handlers_that_raise_stop_no_job_and_are_visible(app: App, caplog:
 async def test_a_handler_that_hangs_loses_events_and_delays_nothing(
     app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hooks, "WAITING_AT_MOST", 10)
-    monkeypatch.setattr(hooks, "FLUSHED_WITHIN", 0.01)
+    monkeypatch.setattr(telemetry, "WAITING_AT_MOST", 10)
+    monkeypatch.setattr(telemetry, "FLUSHED_WITHIN", 0.01)
     go_on, heard = threading.Event(), 0
     hanging: list[str] = []
 
@@ -198,7 +198,7 @@ async def test_a_handler_that_hangs_loses_events_and_delays_nothing(
 
 
 async def test_an_async_handler_that_takes_too_long_is_given_up(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks, "HANDLED_WITHIN", 0.01)
+    monkeypatch.setattr(telemetry, "HANDLED_WITHIN", 0.01)
     heard: list[Event] = []
 
     @app.on_event(JobsEnqueued)

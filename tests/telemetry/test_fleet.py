@@ -10,8 +10,8 @@ import pytest
 from fairlane import App, Concurrency, Fair
 from fairlane.clock import ManualClock
 from fairlane.telemetry import fleet as fleet_module
-from fairlane.telemetry.failures import Failures
 from fairlane.telemetry.fleet import FLEET, Fleet
+from fairlane.telemetry.metrics import Failures
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, a_shop
 from tests.telemetry.test_metrics import of, parsed, told
 from tests.waiting import until

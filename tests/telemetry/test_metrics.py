@@ -12,8 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fairlane import App, Backoff
 from fairlane.clock import ManualClock
 from fairlane.telemetry import metrics as metrics_module
-from fairlane.telemetry.failures import Failures
-from fairlane.telemetry.metrics import CATALOGUE, Metrics, as_text
+from fairlane.telemetry.metrics import CATALOGUE, Failures, Metrics, as_text
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, watched_app, working
 

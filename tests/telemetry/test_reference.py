@@ -7,9 +7,8 @@ import re
 from pathlib import Path
 
 from fairlane.events import EVENTS
-from fairlane.telemetry import fleet, hooks, metrics
-from fairlane.telemetry.failures import REASONS
-from fairlane.telemetry.metrics import CATALOGUE, JOBS, SECONDS
+from fairlane.telemetry import fleet, metrics, telemetry
+from fairlane.telemetry.metrics import CATALOGUE, JOBS, REASONS, SECONDS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "telemetry.md"
 
@@ -52,10 +51,10 @@ def test_the_reference_names_every_reason_and_every_number() -> None:
     text = " ".join(PAGE.read_text().split())
     for reason in (*REASONS, *metrics.LOST):
         assert f"`{reason}`" in text
-    for number in (hooks.WAITING_AT_MOST, metrics.SERIES_AT_MOST):
+    for number in (telemetry.WAITING_AT_MOST, metrics.SERIES_AT_MOST):
         assert f"{number:,}" in text
-    assert f"at most {hooks.HANDLED_WITHIN:g} seconds an event" in text
-    assert f"up to {hooks.FLUSHED_WITHIN:g} seconds" in text
+    assert f"at most {telemetry.HANDLED_WITHIN:g} seconds an event" in text
+    assert f"up to {telemetry.FLUSHED_WITHIN:g} seconds" in text
     assert f"Boundaries of seconds: {', '.join(f'{each:g}' for each in SECONDS)}. Of jobs: " in text
     assert f"Of jobs: {', '.join(f'{each:g}' for each in JOBS)}." in text
     how_to = " ".join((PAGE.parents[1] / "how-to" / "watch-with-prometheus-and-opentelemetry.md").read_text().split())

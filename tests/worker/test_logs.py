@@ -29,7 +29,7 @@ from fairlane.redaction import TextLines
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.worker import Middleware
 from fairlane.worker.logs import JsonLines
-from fairlane.worker.middleware import Next
+from fairlane.worker.runs import Next
 from tests.telemetry.worker_process import WorkerProcess, worker_process
 from tests.waiting import PATIENCE
 from tests.worker.harness import WatchedStore, reaches, working

@@ -10,9 +10,8 @@ from fairlane import App, Fair
 from fairlane.clock import ManualClock
 from fairlane.errors import UnknownQueue
 from fairlane.worker import WorkerOptions
-from fairlane.worker.claims import Visit
+from fairlane.worker.claims import Slots, Turns, Visit
 from fairlane.worker.options import QueueShare
-from fairlane.worker.slots import Slots, Turns
 from tests.waiting import until
 from tests.worker.harness import turns, working
 

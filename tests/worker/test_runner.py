@@ -16,8 +16,21 @@ from fairlane import App, State, Task
 from fairlane.clock import ManualClock
 from fairlane.job import Claim
 from fairlane.worker import WorkerOptions
-from fairlane.worker.child import Began, Begin, BlackBox, End, Ended, Handed, Interrupt, Leave, Line, News, Noted, Ready
-from fairlane.worker.child_runtime import Runner
+from fairlane.worker.children import Runner
+from fairlane.worker.processes import (
+    Began,
+    Begin,
+    BlackBox,
+    End,
+    Ended,
+    Handed,
+    Interrupt,
+    Leave,
+    Line,
+    News,
+    Noted,
+    Ready,
+)
 from fairlane.worker.runs import Stop
 from tests.waiting import PATIENCE
 

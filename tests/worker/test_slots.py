@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fairlane.worker.claims import MOST_UNSETTLED, Slots
 from fairlane.worker.options import Order, QueueShare
-from fairlane.worker.slots import MOST_UNSETTLED, Slots
 
 
 def slots_of(queues: str, concurrency: int, order: Order = "weighted", unsettled: int = 0) -> Slots:

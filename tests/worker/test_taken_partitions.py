@@ -16,11 +16,10 @@ import pytest
 
 from fairlane import App, Fair
 from fairlane.policy import partition_for
-from fairlane.store.postgres.combined_claims import Crowding
+from fairlane.store.postgres.claim_lock import Crowding
 from fairlane.store.protocol import Choice
-from fairlane.worker.claims import Visit
+from fairlane.worker.claims import QueueSlots, Slots, Turns, Visit
 from fairlane.worker.options import QueueShare
-from fairlane.worker.slots import QueueSlots, Slots, Turns
 from tests.waiting import until, until_found
 from tests.worker.harness import working
 

@@ -13,9 +13,9 @@ import click
 from fairlane.app import App
 from fairlane.cli.database import load_app
 from fairlane.cli.job_selection import keys_given
+from fairlane.enqueue import stamp
 from fairlane.errors import ConfigurationError, InvalidJob, UndecodablePayload, UnknownTask
 from fairlane.job import NewJob
-from fairlane.job_builder import stamp
 from fairlane.policy.policy import Policy
 from fairlane.task import Call, Task
 

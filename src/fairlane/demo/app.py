@@ -13,7 +13,7 @@ from fairlane.app import App
 from fairlane.demo.acts import ACTS, FIFO
 from fairlane.demo.stage import STAGE_VARIABLE, LedgerWriter, wait_for_curtain
 from fairlane.task import AsyncTask
-from fairlane.worker.context import current_run
+from fairlane.worker.runs import current_run
 
 RUN_TIME = 0.005  # seconds
 

@@ -33,7 +33,7 @@ from fairlane.forward.messages import HEADER, Message, Token, Unpublishable
 from fairlane.forward.routes import RoutedCall, RoutedCodec, RoutingForwarder, unwritable
 from fairlane.job import State
 from fairlane.task import Task
-from fairlane.worker.context import current_run
+from fairlane.worker.runs import current_run
 
 try:
     import celery.exceptions

@@ -23,10 +23,10 @@ from uuid import UUID, uuid4
 import msgspec
 
 from fairlane.clock import SECOND, Instant, microseconds
+from fairlane.enqueue import Stamp
 from fairlane.errors import InvalidJob, JobNotFound, UndecodablePayload
 from fairlane.forward.messages import Token
 from fairlane.job import Claim, State
-from fairlane.job_builder import Stamp
 from fairlane.scheduler.settlement import (
     Cancelled,
     Died,
@@ -42,10 +42,9 @@ from fairlane.store.protocol import Adopted, Store, WorkerIdentity
 from fairlane.task import Task
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.waits import Outage, pause
-from fairlane.worker.context import current_run
 from fairlane.worker.instruments import Watching
 from fairlane.worker.logs import log_end, log_lost, log_unreadable
-from fairlane.worker.runs import RunningJob, Stop, bounded, outcome_of, settlement_of, storable, summary
+from fairlane.worker.runs import RunningJob, Stop, bounded, current_run, outcome_of, settlement_of, storable, summary
 from fairlane.worker.settlements import Settling
 from fairlane.worker.worker import name_of_process
 

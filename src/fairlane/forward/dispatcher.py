@@ -27,10 +27,10 @@ from fairlane.store import records
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.stats_values import PUBLISHING, unbegun_in
 from fairlane.waits import Outage, jittered, pause
+from fairlane.worker.claims import QueueSlots
 from fairlane.worker.execution import NO_PACES, Execution, Run
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.runs import Stop, summary
-from fairlane.worker.slots import QueueSlots
 from fairlane.worker.supervision import Troubles
 from fairlane.worker.worker import Worker
 

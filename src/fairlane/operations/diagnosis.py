@@ -35,10 +35,10 @@ from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import forwarded_to_an_engine, no_service, start_command
 from fairlane.stats.keys import Minute
 from fairlane.store import schedules
+from fairlane.store.boards import QueueTime
 from fairlane.store.health import Standstill
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import FOLD_AT_MOST, QueueCounts, Store
-from fairlane.store.queue_time import QueueTime
 from fairlane.store.schedules import ScheduleRow
 from fairlane.store.stats import Looking, Moment
 from fairlane.store.stats_values import KeyPage, LanesCounted, QueueFigures, serves

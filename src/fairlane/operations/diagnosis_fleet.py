@@ -11,8 +11,8 @@ from fairlane.errors import FairlaneError, SchemaTooNew, StoreUnavailable
 from fairlane.operations.findings import Finding, Level
 from fairlane.operations.views import BlockView, LongRunView, WorkerView
 from fairlane.policy.partitions import whole_of
+from fairlane.store.boards import QueueTime
 from fairlane.store.health import Health, HorizonHolder, PostgresHealth, SqliteHealth, TableHealth
-from fairlane.store.queue_time import QueueTime
 from fairlane.store.stats_values import PUBLISHING, unbegun_in
 
 MINUTE, HOUR = 60 * SECOND, 3_600 * SECOND

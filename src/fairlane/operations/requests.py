@@ -20,9 +20,9 @@ from fairlane.policy.partitions import parse_partition, partition_name
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.store import operators, records
 from fairlane.store.audit import Note
+from fairlane.store.boards import QueueTime
 from fairlane.store.operators import Cursor, JobFilter, JobPage
 from fairlane.store.protocol import Store
-from fairlane.store.queue_time import QueueTime
 from fairlane.store.rows import Declared
 
 LONGEST_TEXT = 1_000

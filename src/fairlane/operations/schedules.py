@@ -17,8 +17,8 @@ from fairlane.operations.jobs import redacted
 from fairlane.operations.requests import Intent
 from fairlane.redaction import Redactor
 from fairlane.store import schedules
+from fairlane.store.boards import QueueTime
 from fairlane.store.protocol import Store
-from fairlane.store.queue_time import QueueTime
 from fairlane.store.schedules import ScheduleRow
 
 NO_JOB = UUID(int=0)

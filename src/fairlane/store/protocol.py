@@ -22,10 +22,10 @@ from fairlane.scheduler.settlement import DISPATCHER, Settlement
 from fairlane.scheduler.snapshot import GateRow, Pace, Start
 from fairlane.store import records
 from fairlane.store.audit import Note
+from fairlane.store.boards import QueueTime
 from fairlane.store.health import Traces
 from fairlane.store.operators import Handled
 from fairlane.store.procedures import Work
-from fairlane.store.queue_time import QueueTime
 from fairlane.store.rows import Declared
 from fairlane.store.stats_sums import StatsKeeper
 from fairlane.store.stats_values import WorkerReport

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from fairlane.errors import ConfigurationError
-from fairlane.telemetry.failures import Failures
+from fairlane.telemetry.metrics import Failures
 
 log = logging.getLogger("fairlane.telemetry")
 

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 
-from fairlane.telemetry.failures import Failures
-from fairlane.telemetry.metrics import CATALOGUE, Labels, Metrics, as_text
+from fairlane.telemetry.metrics import CATALOGUE, Failures, Labels, Metrics, as_text
 
 Figures = Mapping[str, Iterable[tuple[Labels, float]]]
 """The values of fleet metrics, by their name."""

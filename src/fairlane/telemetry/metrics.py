@@ -7,6 +7,8 @@ outcomes, reasons and loops are our words, and of keys only the first few that h
 
 from __future__ import annotations
 
+import collections
+import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +16,37 @@ from itertools import accumulate
 from math import isfinite
 from typing import Literal
 
-from fairlane.telemetry.failures import REASONS, Failures
+from fairlane.redaction import error_text
+
+log = logging.getLogger("fairlane.telemetry")
+
+REASONS = ("handler", "dropped", "trace", "export", "collector", "endpoint")
+"""An event handler raised, was too slow; a span, an exporter, a look at figures, an answer to a scraper failed."""
+
+
+class Failures:
+    """Counts failures by reason. The first of a kind is logged, then the 10th, the 100th and so on."""
+
+    def __init__(self) -> None:
+        self.by_reason: collections.Counter[str] = collections.Counter()
+        self._kinds: collections.Counter[tuple[str, str, str]] = collections.Counter()
+
+    @property
+    def total(self) -> int:
+        return self.by_reason.total()
+
+    def note(self, reason: str, what: str, error: BaseException | None = None, count: int = 1) -> None:
+        """`what` names the thing that failed."""
+        assert reason in REASONS, reason
+        self.by_reason[reason] += count
+        kind = (reason, what, "" if error is None else type(error).__name__)
+        before = self._kinds[kind]
+        self._kinds[kind] += count
+        if len(str(before)) == len(str(before + count)) and before:
+            return
+        told = "" if error is None else f": {error_text(error)}"
+        log.error("%s (%s, %d so far; jobs go on)%s", what, reason, before + count, told, exc_info=error)
+
 
 Scope = Literal["process", "fleet"]
 

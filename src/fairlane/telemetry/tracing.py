@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairlane.job import Claim, NewJob
 from fairlane.policy.partitions import parse_partition
-from fairlane.telemetry.failures import Failures
+from fairlane.telemetry.metrics import Failures
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer

@@ -18,10 +18,10 @@ from uuid import UUID, uuid4
 from fairlane.app import App
 from fairlane.clock import Instant, ManualClock, microseconds
 from fairlane.declaration_checks import checked_time
+from fairlane.enqueue import Stamp
 from fairlane.errors import ConfigurationError, UndecodablePayload, UnknownQueue
 from fairlane.handle import Enqueued
 from fairlane.job import Claim, JobRecord, State
-from fairlane.job_builder import Stamp
 from fairlane.operations.requests import find_jobs
 from fairlane.parameters import checked, shown
 from fairlane.policy.keys import canonical_keys
@@ -32,12 +32,11 @@ from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
 from fairlane.task import Call, Task
 from fairlane.waits import Outage
-from fairlane.worker.context import JobContext, current_run
+from fairlane.worker.claims import QueueSlots, Slots
 from fairlane.worker.execution import Execution
-from fairlane.worker.middleware import Enqueue, Middleware, Next
 from fairlane.worker.options import WorkerOptions
+from fairlane.worker.runs import Enqueue, JobContext, Middleware, Next, current_run
 from fairlane.worker.settlements import Settling
-from fairlane.worker.slots import QueueSlots, Slots
 
 LEASE = timedelta(days=1)
 """Nobody renews it: a test does not last as long."""

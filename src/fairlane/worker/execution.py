@@ -18,28 +18,34 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from fairlane.clock import SECOND, Clock, lasting
+from fairlane.enqueue import Stamp
 from fairlane.errors import InvalidJob, UndecodablePayload
 from fairlane.job import Claim, State
-from fairlane.job_builder import Stamp
 from fairlane.scheduler.settlement import SEEN, Cancelled, Died, Done, Lost, Outcome, Released, Settlement, settle
 from fairlane.scheduler.snapshot import AHEAD, Pace
 from fairlane.store.protocol import Store
 from fairlane.store.stats_values import BlockedLoop
 from fairlane.task import Registry, Task
 from fairlane.waits import Alarm, StoreTime
-from fairlane.worker.child import Begin, Gone, Handed, LoneProcess, Mate
-from fairlane.worker.context import JobContext, current_run
+from fairlane.worker.claims import SHORTEST_RUN, QueueSlots, Slots
 from fairlane.worker.logs import claimed_jobs, log_end, log_lost, log_start, log_unreadable
-from fairlane.worker.middleware import Middleware, around_run, wrapping_runs
 from fairlane.worker.pacer import Pacer
-from fairlane.worker.processes import Child, ProcessPool
-from fairlane.worker.runs import RunningJob, RunTimes, Stop, outcome_of, settlement_of
-from fairlane.worker.slots import QueueSlots, Slots
+from fairlane.worker.processes import Begin, Child, Gone, Handed, LoneProcess, Mate, ProcessPool
+from fairlane.worker.runs import (
+    JobContext,
+    Middleware,
+    RunningJob,
+    RunTimes,
+    Stop,
+    around_run,
+    current_run,
+    outcome_of,
+    settlement_of,
+    wrapping_runs,
+)
 
 log = logging.getLogger("fairlane.worker")
 
-SHORTEST_RUN = 5.0
-"""Microseconds: what a run costs us at the least, however short its handler."""
 STARTS_AT_ONCE = 250
 """Jobs that start in one turn of the event loop."""
 HELD_AHEAD_AT_MOST = SECOND

@@ -16,8 +16,7 @@ from fairlane.errors import Signal, UndecodablePayload
 from fairlane.job import Claim, State
 from fairlane.redaction import exception_text, json_text, without_secrets, without_secrets_in
 from fairlane.scheduler.settlement import Settlement
-from fairlane.worker.context import current_run
-from fairlane.worker.runs import Stop, summary, users_frames
+from fairlane.worker.runs import Stop, current_run, summary, users_frames
 
 if TYPE_CHECKING:
     from fairlane.worker.runs import RunningJob

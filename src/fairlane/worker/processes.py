@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
+import os
+import signal
+import socket
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import msgspec
+
+from fairlane.job import Claim
+from fairlane.scheduler.settlement import Settlement
+from fairlane.store.stats_values import BlockedLoop
+from fairlane.worker.runs import Stop
+
+if TYPE_CHECKING:
+    from fairlane.worker.execution import Run
 import ctypes
 import importlib
 import multiprocessing
-import os
 import pickle
 import select
-import signal
 import sys
-import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any
 
 from fairlane.task import Task
 
@@ -210,3 +227,456 @@ def _told(error: BaseException) -> bytes:
         lines = "".join(traceback.format_exception_only(error)).strip()
         return pickle.dumps((None, RuntimeError(f"the task raised what cannot be sent: {lines}")))
     return told
+
+
+LENGTH = 4
+AT_ONCE = 1 << 18
+"""Bytes that are read in one go."""
+
+
+class Handed(msgspec.Struct, frozen=True, array_like=True):
+    """A job to run, if it can begin by then (by the monotonic clock, which all processes of a machine share)."""
+
+    claim: Claim
+    begin_by: int
+    is_paced: bool = False
+    """Its start is to be told at once: another waits for it."""
+    trace: dict[str, str] | None = None
+    """Where it was enqueued."""
+
+
+class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
+    """Run these."""
+
+    jobs: list[Handed]
+    offset: int
+    """What queue time is ahead of the monotonic clock."""
+    ahead: int
+    """And of the store's clock."""
+
+
+class Interrupt(msgspec.Struct, frozen=True, array_like=True, tag="interrupt"):
+    """Stop this job."""
+
+    job: UUID
+    reason: Stop
+
+
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
+    """There is nothing more to run: end in order."""
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The process has started, and waits for jobs."""
+
+
+class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
+    """The handler of a paced job is called."""
+
+    job: UUID
+    at: int
+    """By the monotonic clock."""
+
+
+class End(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one job: a settlement; without one, its claim was lost, or it has not begun."""
+
+    job: UUID
+    settlement: Settlement | None = None
+    may_be_settled: bool = False
+    is_unbegun: bool = False
+    """It could not begin in time, and does not any more."""
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
+    """These have ended."""
+
+    jobs: list[End]
+
+
+class Blocked(msgspec.Struct, frozen=True, array_like=True, tag="blocked"):
+    """A handler blocks the event loop there, or has done so."""
+
+    block: BlockedLoop
+
+
+Order = Begin | Interrupt | Leave
+News = Ready | Began | Ended | Blocked
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_news: Callable[[bytes], News] = msgspec.msgpack.Decoder(News).decode
+decode_order: Callable[[bytes], Order] = msgspec.msgpack.Decoder(Order).decode
+
+
+class Line:
+    """One end of a socket that carries messages. What is sent is with the system when `send` returns, if there is room:
+    it arrives although its sender dies in the next moment."""
+
+    def __init__(self, connection: socket.socket, hear: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._hear = hear
+        self._on_end = on_end
+        self._received = b""
+        self._unsent = bytearray()
+        self._sending = threading.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(connection.fileno(), self._read)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether nothing waits for room."""
+        return not self._unsent
+
+    def send(self, message: Order | News) -> None:
+        """From any thread: a blocked event loop sends nothing."""
+        body = _encode(message)
+        data = len(body).to_bytes(LENGTH, "big") + body
+        with self._sending:
+            if not self._unsent:
+                sent = self._try(data)
+                if sent == len(data):
+                    return
+                data = data[sent:]
+                self._loop.call_soon_threadsafe(self._await_room)
+            self._unsent += data
+
+    def _await_room(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.add_writer(self._socket.fileno(), self._write)
+
+    def _try(self, data: bytes | bytearray) -> int:
+        try:
+            return self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            return len(data)  # nobody is there any more, which is found out elsewhere
+
+    def _write(self) -> None:
+        with self._sending:
+            del self._unsent[: self._try(self._unsent)]
+            if not self._unsent:
+                self._loop.remove_writer(self._socket.fileno())
+
+    def _read(self) -> bool:
+        """Take what has come; whether there was anything."""
+        try:
+            data = self._socket.recv(AT_ONCE)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._socket.fileno())
+            self._on_end()
+            return False
+        self._take(self._received + data if self._received else data)
+        return True
+
+    def _take(self, data: bytes) -> None:
+        at = 0
+        while len(data) - at >= LENGTH:
+            end = at + LENGTH + int.from_bytes(data[at : at + LENGTH], "big")
+            if end > len(data):
+                break
+            self._hear(data[at + LENGTH : end])
+            at = end
+        self._received = data[at:]
+
+    def drain(self) -> None:
+        """Take everything that has been sent until now."""
+        while self._socket.fileno() >= 0 and self._read():
+            pass
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+            self._socket.close()
+
+
+class Mate:
+    """The worker's end: one process, and what was handed to it."""
+
+    def __init__(
+        self, command: Sequence[str], slots: int, hear: Callable[[Mate, Began | Ended | Blocked], None]
+    ) -> None:
+        self.slots = slots
+        self.runs: dict[UUID, Run] = {}
+        """What it has been handed and has not ended, by job."""
+        self.revoked: dict[UUID, int] = {}
+        """What was taken back from it, until it says that it knows, and when it was handed over. It is given nothing
+        meanwhile."""
+        self.unseen: deque[tuple[int, Run]] = deque()
+        """What was handed to it and is not known to have begun, with the time by which it has to."""
+        self.is_alone = False
+        """It runs a job that nothing may run beside."""
+        self.block: BlockedLoop | None = None
+        """What blocks its event loop, or has blocked it last."""
+        self._command = list(command)
+        self._hear_news = hear
+        self._box: BlackBox | None = None
+        self._line: Line | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._ready = asyncio.get_running_loop().create_future()
+
+    @property
+    def pid(self) -> int:
+        return 0 if self._process is None else self._process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a job could begin there at once."""
+        return self._ready.done() and self._process is not None and self._process.returncode is None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a handler that is known blocks its event loop."""
+        return self.block is not None and self.block.until is None
+
+    @property
+    def free(self) -> int:
+        """How many more jobs it may be handed."""
+        return 0 if self.revoked or self.is_alone else self.slots - len(self.runs)
+
+    @property
+    def capacity(self) -> int:
+        """How many jobs it can hold as things are."""
+        return len(self.runs) if self.revoked or self.is_alone else self.slots
+
+    async def start(self) -> None:
+        """Have a process that waits for jobs. `OSError` if there is none to be had."""
+        ours, theirs = socket.socketpair()
+        box = self._box = BlackBox.empty(self.slots)
+        self._line = Line(ours, self._hear, self.kill)
+        given = {"--concurrency": self.slots, "--mate": theirs.fileno(), "--black-box": box.descriptor}
+        spawning = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                *self._command,
+                *(str(part) for option in given.items() for part in option),
+                pass_fds=[theirs.fileno(), box.descriptor],
+                # A group of its own: a Ctrl-C at the terminal reaches the worker alone.
+                start_new_session=True,
+            )
+        )
+        spawning.add_done_callback(lambda _: theirs.close())
+        try:
+            self._process = await asyncio.shield(spawning)
+            await self._ready_or_ended(self._process)
+        except OSError:
+            self.close()
+            raise
+        except asyncio.CancelledError:
+            self._process = await spawning
+            self.kill()
+            await self.gone()
+            self.close()
+            raise
+        if not self._ready.done():
+            ending = await self.gone()
+            self.close()
+            raise ChildProcessError(f"it died while it started ({ending})")
+
+    async def _ready_or_ended(self, process: asyncio.subprocess.Process) -> None:
+        ended = asyncio.ensure_future(process.wait())
+        try:
+            await asyncio.wait({self._ready, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+
+    def _hear(self, body: bytes) -> None:
+        news = _decode_news(body)
+        if isinstance(news, Blocked):
+            self.block = msgspec.structs.replace(news.block, pid=self.pid)
+        if not isinstance(news, Ready):
+            self._hear_news(self, news)
+        elif not self._ready.done():
+            self._ready.set_result(None)
+
+    def send(self, order: Order) -> None:
+        if self._line is not None:
+            self._line.send(order)
+
+    def begun(self) -> dict[UUID, Noted]:
+        """Of what it was handed, that which has begun; everything that it has told so far is heard first."""
+        if self._line is not None:
+            self._line.drain()
+        return {} if self._box is None else self._box.read()
+
+    def kill(self) -> None:
+        # The process's own `kill` asks first whether it has ended, and takes the answer from asyncio, which then
+        # reports code 255.
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+
+    async def gone(self) -> str:
+        """Return once it has ended, and how. What it told before that is heard."""
+        assert self._process is not None
+        code = await self._process.wait()
+        if self._line is not None:
+            self._line.drain()
+            self._line.close()
+        return how(code)
+
+    async def leave(self, within: float) -> None:
+        """Let it end in order, if it can do so in so many seconds."""
+        if self._process is None:
+            return
+        self.send(Leave())
+        try:
+            async with asyncio.timeout(within):
+                await self.gone()
+        except TimeoutError:
+            self.kill()
+            await self.gone()
+        self.close()
+
+    def close(self) -> None:
+        """It has ended, and what it noted is known."""
+        if self._line is not None:
+            self._line.close()
+        if self._box is not None:
+            self._box.close()
+            self._box = None
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """The process died of it, or beside it."""
+
+    how: str
+    had_begun: bool
+    """Whether its handler had been called."""
+
+
+class LoneProcess:
+    """A process for one job at a time, started when there is something for it to do, and kept for the next."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._mate: Mate | None = None
+        self._on_begin: Callable[[int], None] = lambda at: None
+        self._ended: asyncio.Future[End] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a job could begin there at once."""
+        return self._mate is not None and self._mate.is_ready
+
+    async def start(self) -> None:
+        """Have a process that waits for a job. `OSError` if there is none to be had."""
+        if self.is_ready:
+            return
+        if self._mate is not None:
+            self._mate.close()
+        self._mate = Mate(self._command, 1, self._hear)
+        await self._mate.start()
+
+    @property
+    def block(self) -> BlockedLoop | None:
+        """What blocks its event loop, or has blocked it last."""
+        return None if self._mate is None else self._mate.block
+
+    def _hear(self, _mate: Mate, news: Began | Ended | Blocked) -> None:
+        if isinstance(news, Began):
+            self._on_begin(news.at)
+        elif isinstance(news, Ended) and self._ended is not None and not self._ended.done():
+            self._ended.set_result(news.jobs[0])
+
+    async def run(self, begin: Begin, on_begin: Callable[[int], None]) -> End | Gone:
+        """Run this job there: what became of it, or how the process died. `on_begin` hears when it is called."""
+        assert self._mate is not None
+        mate, self._on_begin = self._mate, on_begin
+        ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self._ended = ended
+        mate.send(begin)
+        gone = asyncio.ensure_future(mate.gone())
+        waits: set[asyncio.Future[Any]] = {ended, gone}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not gone.done():
+                gone.cancel()
+        if ended.done():
+            return ended.result()
+        self._mate = None
+        noted = mate.begun()
+        mate.close()
+        return Gone(gone.result(), begin.jobs[0].claim.id in noted)
+
+    def interrupt(self, job: UUID, reason: Stop) -> None:
+        """Ask what runs to stop. A claim that is gone is nobody's any more: the process goes with it."""
+        if self._mate is None:
+            return
+        if reason is Stop.GONE:
+            self._mate.kill()
+        else:
+            self._mate.send(Interrupt(job, reason))
+
+    async def leave(self, within: float) -> None:
+        """End the process, if there is one."""
+        if self._mate is not None:
+            await self._mate.leave(within)
+
+
+ENTRY = 17
+"""A job's id and what it does."""
+NOTHING = bytes(ENTRY)
+
+
+class Noted(IntEnum):
+    """What a job does."""
+
+    RUNS = 1
+    ENDED = 2
+    """It has ended, and the worker has not been told yet."""
+    RUNS_ELSEWHERE = 3
+    """In a process of its own: whatever kills this one, it was not this job."""
+
+
+class BlackBox:
+    """One process's notes, for up to so many jobs at once."""
+
+    def __init__(self, descriptor: int, jobs: int) -> None:
+        self.descriptor = descriptor
+        self._memory = mmap.mmap(descriptor, ENTRY * jobs)
+        self._free = [ENTRY * place for place in range(jobs)]
+        self._taken: dict[UUID, int] = {}
+
+    @classmethod
+    def empty(cls, jobs: int) -> BlackBox:
+        """A new one, whose descriptor a child is to inherit."""
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("fairlane-black-box")
+        else:
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+        os.ftruncate(descriptor, ENTRY * jobs)
+        return cls(descriptor, jobs)
+
+    def read(self) -> dict[UUID, Noted]:
+        """What has begun, as whoever looks from outside sees it."""
+        written = self._memory[:]
+        entries = (written[at : at + ENTRY] for at in range(0, len(written), ENTRY))
+        return {UUID(bytes=each[:-1]): Noted(each[-1]) for each in entries if each[-1]}
+
+    def note(self, job: UUID, what: Noted = Noted.RUNS) -> None:
+        """This job begins, unless it is too late for that."""
+        place = self._taken[job] = self._free.pop()
+        self._memory[place : place + ENTRY] = job.bytes + bytes((what,))
+
+    def note_end(self, job: UUID) -> None:
+        """It has ended."""
+        if (place := self._taken.get(job)) is not None:
+            self._memory[place + ENTRY - 1] = Noted.ENDED
+
+    def erase(self, job: UUID) -> None:
+        """It has not begun, or the worker knows how it ended."""
+        if (place := self._taken.pop(job, None)) is not None:
+            self._memory[place : place + ENTRY] = NOTHING
+            self._free.append(place)
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self.descriptor)

@@ -6,19 +6,37 @@ import asyncio
 import logging
 import os
 import random
+import threading
 import traceback
 from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
 from enum import Enum
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import SECOND, Instant, as_instant, microseconds
-from fairlane.effects import Effects, landed_of
-from fairlane.errors import Cancel, ClaimLost, Dead, FairlaneError, InvalidJob, Retry, Signal, Snooze
+from fairlane.effects import Effects, checked_key, landed_of
+from fairlane.enqueue import Stamp, stamped_effects
+from fairlane.errors import (
+    Cancel,
+    ClaimLost,
+    ConfigurationError,
+    Dead,
+    FairlaneError,
+    InvalidJob,
+    Retry,
+    Signal,
+    Snooze,
+    StoreUnavailable,
+)
+from fairlane.handle import Enqueued
 from fairlane.job import Claim, Landed, StampedEffects
-from fairlane.job_builder import Stamp, stamped_effects
+from fairlane.loop_thread import CallerThread, refuse_inside_a_loop
+from fairlane.parameters import checked
 from fairlane.redaction import Audience, Redactor, Surface, without_secrets
 from fairlane.scheduler.settlement import (
     Cancelled,
@@ -33,7 +51,7 @@ from fairlane.scheduler.settlement import (
     settle,
 )
 from fairlane.store.protocol import Landings, Store
-from fairlane.task import LONGEST_DELAY, Task
+from fairlane.task import LONGEST_DELAY, Call, Task
 
 NOTHING = StampedEffects()
 REMEMBERED = 100
@@ -265,3 +283,164 @@ def users_frames(trace: TracebackType | None) -> TracebackType | None:
     for each in reversed(frames):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return kept
+
+
+T = TypeVar("T")
+
+current_run: ContextVar[RunningJob] = ContextVar("fairlane_run")
+
+
+def context() -> JobContext:
+    """The job that is running here: in its handler, in tasks the handler started, and in a thread's handler."""
+    run = current_run.get(None)
+    if run is None:
+        raise ConfigurationError("no job is running here; context() works inside a task that a worker runs")
+    return JobContext(run)
+
+
+class JobContext:
+    """The running job, seen from its handler."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: RunningJob) -> None:
+        self._run = run
+
+    @property
+    def id(self) -> UUID:
+        return self._run.claim.id
+
+    @property
+    def attempt(self) -> int:
+        """Counts from 1."""
+        return self._run.claim.attempt
+
+    @property
+    def max_attempts(self) -> int:
+        return self._run.claim.max_attempts
+
+    @property
+    def keys(self) -> Mapping[str, str | None]:
+        return self._run.claim.keys
+
+    @property
+    def queue(self) -> str:
+        return self._run.claim.queue
+
+    @property
+    def task(self) -> str:
+        return self._run.claim.task
+
+    @property
+    def cancelled(self) -> bool:
+        """The job should stop: it was cancelled, timed out, was lost to another worker, or its worker shuts down."""
+        return self._run.stop is not None
+
+    def raise_if_cancelled(self) -> None:
+        """For handlers in threads, which nobody can interrupt: call this from time to time."""
+        if self._run.stop is not None:
+            raise Cancel(self._run.stop.value)
+
+    def enqueue(self, *calls: Call[Any]) -> None:
+        """Store these calls as jobs when this one is done, in the same transaction; never if it is not."""
+        self._run.add(Effects(enqueue=calls))
+
+    def put(self, key: str, value: Any) -> None:
+        """Set a value of the key-value store when this job is done, in the same transaction."""
+        self._run.add(Effects(put={checked_key(key): value}))
+
+    def delete(self, key: str) -> None:
+        """Remove a key of the key-value store when this job is done, in the same transaction."""
+        self._run.add(Effects(delete=[key]))
+
+    async def ack(self, result: Any = None, *, tx: Any) -> Landed:
+        """End this job as done in your own transaction `tx`: it is done, with this result and its effects, when you
+        commit. `ClaimLost`: it may run elsewhere; roll back. Returned is what became of each effect.
+
+        After a rollback the job goes on, and ends as its handler does. After the commit it has ended, whatever the
+        handler returns or raises.
+        """
+        return await self._run.ack(result, tx)
+
+    def ack_sync(self, result: Any = None, *, tx: Any) -> Landed:
+        """`ack` for a handler in a thread, which uses its connection in that thread."""
+        return self._blocking(self.ack(result, tx=tx))
+
+    @checked(any_text=["message"])
+    async def progress(self, fraction: float, message: str = "") -> None:
+        """Note how far the job is, from 0 to 1. A database that cannot be reached does not fail the job."""
+        if not 0 <= fraction <= 1:
+            raise ConfigurationError(
+                f"progress: fraction={fraction!r} does not lie between 0 and 1; give one that does"
+            )
+        run = self._run
+        try:
+            await run.home.store.report_progress(run.claim, float(fraction), storable(message) or None)
+        except StoreUnavailable as error:
+            run.home.log.warning("job %s: its progress was not noted: %s", run.claim.id, error)
+
+    def progress_sync(self, fraction: float, message: str = "") -> None:
+        """`progress` for a handler in a thread."""
+        self._blocking(self.progress(fraction, message))
+
+    def _blocking(self, work: Coroutine[Any, Any, T]) -> T:
+        home = self._run.home
+        if threading.get_ident() == home.thread:
+            raise refuse_inside_a_loop(work)
+        with CallerThread() as caller:
+            running = asyncio.run_coroutine_threadsafe(work, home.loop)
+        return caller.wait_for(running)
+
+
+Next = Callable[[], Awaitable[Any]]
+"""Runs what is inside, and returns what the task returned."""
+Enqueue = Callable[[Sequence[Call[Any]]], Awaitable[Enqueued[Any]]]
+"""Stores calls, and returns a handle for each."""
+
+
+class Middleware:
+    """Goes around runs and enqueues. Override what you need; what was added to the app first is the outermost."""
+
+    async def around_run(self, job: JobContext, run: Next) -> Any:
+        """Around one attempt, in the event loop, wherever the task itself runs. What this raises ends the attempt as if
+        the task had raised it; what it returns is the job's result."""
+        return await run()
+
+    async def around_enqueue(self, calls: Sequence[Call[Any]], enqueue: Enqueue) -> Enqueued[Any]:
+        """Around one enqueue: of one call, or of a bulk. The calls handed on may be others (`call.using(…)`), as many
+        as were given."""
+        return await enqueue(calls)
+
+
+def wrapping_runs(middlewares: Sequence[Middleware]) -> list[Middleware]:
+    """Those that have something to do with a run."""
+    return [each for each in middlewares if type(each).around_run is not Middleware.around_run]
+
+
+def wrapping_enqueues(middlewares: Sequence[Middleware]) -> list[Middleware]:
+    """Those that have something to do with an enqueue."""
+    return [each for each in middlewares if type(each).around_enqueue is not Middleware.around_enqueue]
+
+
+async def around_run(middlewares: Sequence[Middleware], job: JobContext, run: Next) -> Any:
+    """Run through all of these, the first of them outermost."""
+
+    async def step(nth: int) -> Any:
+        if nth == len(middlewares):
+            return await run()
+        return await middlewares[nth].around_run(job, lambda: step(nth + 1))
+
+    return await step(0)
+
+
+async def around_enqueue(
+    middlewares: Sequence[Middleware], calls: Sequence[Call[Any]], enqueue: Enqueue
+) -> Enqueued[Any]:
+    """Enqueue through all of these, the first of them outermost."""
+
+    async def step(nth: int, given: Sequence[Call[Any]]) -> Enqueued[Any]:
+        if nth == len(middlewares):
+            return await enqueue(given)
+        return await middlewares[nth].around_enqueue(given, lambda passed: step(nth + 1, passed))
+
+    return await step(0, calls)

@@ -19,8 +19,8 @@ from fairlane.redaction import error_text
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.protocol import Landings, Store
 from fairlane.waits import Outage, back_off
+from fairlane.worker.claims import QueueSlots
 from fairlane.worker.instruments import Watching
-from fairlane.worker.slots import QueueSlots
 
 log = logging.getLogger("fairlane.worker")
 

@@ -20,9 +20,8 @@ from fairlane.store.protocol import Pruned, Reaped, Retention, Store
 from fairlane.store.repartition import PARTITION, advance
 from fairlane.store.stats_values import Tallied
 from fairlane.waits import REJOINED_WITHIN, Outage, jittered, pause
-from fairlane.worker.claims import Claiming
+from fairlane.worker.claims import Claiming, Slots
 from fairlane.worker.leases import RENEWALS
-from fairlane.worker.slots import Slots
 from fairlane.worker.supervision import Troubles
 
 log = logging.getLogger("fairlane.worker")

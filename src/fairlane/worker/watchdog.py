@@ -30,10 +30,9 @@ from fairlane.scheduler.settlement import Released, Settlement, settle
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.stats_values import LONG_RUNS_AT_MOST, BlockedLoop, LongRun, WorkerReport
 from fairlane.waits import jittered, pause
-from fairlane.worker.context import current_run
 from fairlane.worker.execution import Execution, Run
 from fairlane.worker.logs import claimed_jobs
-from fairlane.worker.runs import Stop
+from fairlane.worker.runs import Stop, current_run
 
 log = logging.getLogger("fairlane.worker")
 

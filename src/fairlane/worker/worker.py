@@ -24,8 +24,8 @@ from uuid import uuid4
 
 from fairlane.clock import SECOND, Clock, Instant, lasting, microseconds
 from fairlane.cron.runner import Firing, fire_schedules
+from fairlane.enqueue import Stamp
 from fairlane.errors import ConfigurationError, StoreUnavailable, WorkerDied
-from fairlane.job_builder import Stamp
 from fairlane.parameters import checked
 from fairlane.scheduler.rebuild import Miscount
 from fairlane.store.protocol import Reaped, Retention, Store, WorkerIdentity
@@ -33,21 +33,17 @@ from fairlane.store.stats_values import BlockedLoop, WorkerReport
 from fairlane.task import Registry
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.waits import Outage, first_of, pause
-from fairlane.worker.child import LoneProcess
-from fairlane.worker.child_runtime import RunnerHost, serve
-from fairlane.worker.children import Crew
-from fairlane.worker.claims import Claiming, Listening
+from fairlane.worker.children import Crew, RunnerHost, serve
+from fairlane.worker.claims import Claiming, Listening, Slots
 from fairlane.worker.execution import SETTLED_EVERY, Execution
 from fairlane.worker.instruments import WatchedExecution, Watching
 from fairlane.worker.leases import Leases
-from fairlane.worker.middleware import Middleware
 from fairlane.worker.options import WorkerOptions
-from fairlane.worker.processes import die_with, die_with_parent
+from fairlane.worker.processes import LoneProcess, die_with, die_with_parent
 from fairlane.worker.reports import EVERY as REPORTS_EVERY
 from fairlane.worker.reports import Health, keep_reporting, showing, take_back
-from fairlane.worker.runs import Stop
+from fairlane.worker.runs import Middleware, Stop
 from fairlane.worker.settlements import Settling
-from fairlane.worker.slots import Slots
 from fairlane.worker.supervision import Supervisor, Troubles
 from fairlane.worker.upkeep import (
     LookAgain,

@@ -12,8 +12,7 @@ from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import close_old_connections, connections
 
 from fairlane.store.protocol import Store
-from fairlane.worker.context import JobContext, current_run
-from fairlane.worker.middleware import Middleware, Next
+from fairlane.worker.runs import JobContext, Middleware, Next, current_run
 
 
 def with_fresh_connections(function: Callable[..., Any], *, always: bool = False) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ from fairlane.integrations.django.project import DjangoApp, project_app
 from fairlane.job import AttemptRecord, JobRecord, State
 from fairlane.policy.partitions import parse_partition
 from fairlane.task import Task
-from fairlane.worker.context import context
+from fairlane.worker.runs import context
 
 __all__ = ["FairlaneBackend", "prepare"]
 

@@ -25,8 +25,8 @@ from asyncpg.pool import PoolConnectionProxy
 
 from fairlane.clock import Clock, Instant, SystemClock
 from fairlane.errors import ConfigurationError, StoreUnavailable
+from fairlane.store.boards import UNKNOWN, Expected, QueueClock, QueueTime, Witness
 from fairlane.store.faults import Fault, of_sqlstate, remedy_for
-from fairlane.store.queue_time import UNKNOWN, Expected, QueueClock, QueueTime, Witness
 from fairlane.store.statements import load_functions, load_statements
 
 Connection: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"

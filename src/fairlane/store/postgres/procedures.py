@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from fairlane.clock import Instant
+from fairlane.store.boards import QueueTime
 from fairlane.store.postgres import jobs
 from fairlane.store.postgres.claim_lock import QueueHandle, Scheduling
 from fairlane.store.postgres.connections import STATEMENTS, Connection, StoreClock
@@ -24,7 +25,6 @@ from fairlane.store.procedures import (
     Some,
     Told,
 )
-from fairlane.store.queue_time import QueueTime
 from fairlane.store.rows import no_such_queue
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from fairlane.scheduler.settlement import Settlement, abandoned_by
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.faults import Fault
 from fairlane.store.postgres import caller_transactions, jobs
-from fairlane.store.postgres.combined_claims import Carriage, Done
+from fairlane.store.postgres.claim_lock import Carriage, Done
 from fairlane.store.postgres.connections import STATEMENTS, Connections, StoreClock, fault_of
 from fairlane.store.postgres.rows import storable
 from fairlane.store.protocol import Landings, Reaped

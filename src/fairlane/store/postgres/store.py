@@ -24,6 +24,7 @@ from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.store import audit
 from fairlane.store.audit import Note
+from fairlane.store.boards import QueueTime
 from fairlane.store.health import Traces
 from fairlane.store.operators import CANCEL, Handled
 from fairlane.store.postgres import claims, jobs, operators, policies, reads, upkeep
@@ -57,7 +58,6 @@ from fairlane.store.protocol import (
     Store,
     WorkerIdentity,
 )
-from fairlane.store.queue_time import QueueTime
 from fairlane.store.results import forever
 from fairlane.store.rows import Declared, decode_keys
 from fairlane.store.scripts import Schema

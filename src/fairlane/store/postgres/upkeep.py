@@ -26,11 +26,11 @@ from fairlane.scheduler.resident import ResidentBoard
 from fairlane.scheduler.snapshot import GateRow, SharedGateRow
 from fairlane.store import audit
 from fairlane.store.audit import RECOUNT, describe_miscounts
+from fairlane.store.boards import QueueTime
 from fairlane.store.postgres.claim_lock import Scheduling
 from fairlane.store.postgres.connections import STATEMENTS, Connection
 from fairlane.store.postgres.procedures import perform
 from fairlane.store.protocol import CLOCKS_DIFFER_BY, EVERYONE, Counted, Pruned, Retention
-from fairlane.store.queue_time import QueueTime
 from fairlane.store.rows import decode_keys
 
 EVER = 2**63 - 1

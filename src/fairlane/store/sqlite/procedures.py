@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import Instant, SystemClock
+from fairlane.store.boards import QueueClock
 from fairlane.store.migrations import single_statements
 from fairlane.store.procedures import (
     Each,
@@ -29,7 +30,6 @@ from fairlane.store.procedures import (
     Some,
     Told,
 )
-from fairlane.store.queue_time import QueueClock
 from fairlane.store.schedules import ORPHANED_AFTER
 from fairlane.store.sqlite import jobs
 from fairlane.store.sqlite.database import Row, Transaction

@@ -29,10 +29,10 @@ from fairlane.scheduler.snapshot import QueueRow
 from fairlane.stats.keys import DAY
 from fairlane.store import operators, stats_rows, stats_sums
 from fairlane.store import stats as questions
+from fairlane.store.boards import QueueClock
 from fairlane.store.health import Health, SqliteHealth, Standstill, standstills_in
 from fairlane.store.procedures import Query
 from fairlane.store.protocol import FOLD_AT_MOST, WorkerIdentity
-from fairlane.store.queue_time import QueueClock
 from fairlane.store.rows import decode_keys, no_such_job, no_such_queue
 from fairlane.store.sqlite import claims, jobs, rows, upkeep
 from fairlane.store.sqlite.database import Database, Transaction

@@ -24,7 +24,7 @@ from fairlane.scheduler.settlement import Settlement
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.store import audit
 from fairlane.store.audit import Note
-from fairlane.store.boards import PLANS_AT_MOST, Checkpoints, Raced
+from fairlane.store.boards import KEPT_EVERY, PLANS_AT_MOST, Checkpoints, QueueClock, QueueTime, Raced
 from fairlane.store.health import Traces
 from fairlane.store.operators import CANCEL, Handled
 from fairlane.store.procedures import Work
@@ -47,7 +47,6 @@ from fairlane.store.protocol import (
     Store,
     WorkerIdentity,
 )
-from fairlane.store.queue_time import KEPT_EVERY, QueueClock, QueueTime
 from fairlane.store.results import forever
 from fairlane.store.rows import Declared, cancelled_too_fast
 from fairlane.store.scripts import Schema

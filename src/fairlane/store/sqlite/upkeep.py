@@ -25,8 +25,8 @@ from fairlane.scheduler.rebuild import (
 from fairlane.scheduler.snapshot import GateRow, KeptPlaces, SharedGateRow
 from fairlane.store import audit
 from fairlane.store.audit import RECOUNT, describe_miscounts
+from fairlane.store.boards import QueueTime
 from fairlane.store.protocol import CLOCKS_DIFFER_BY, Counted, Pruned, Retention
-from fairlane.store.queue_time import QueueTime
 from fairlane.store.rows import decode_keys
 from fairlane.store.sqlite import claims, jobs, rows, shared_limits
 from fairlane.store.sqlite.database import Row, Transaction
