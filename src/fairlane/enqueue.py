@@ -1,4 +1,7 @@
-"""Producing: from calls to jobs, under the policies that are in force for their queues."""
+"""Enqueueing: from calls to stored jobs, under the policies that are in force for their queues.
+
+A job's keys, lane and payload are stamped here: they are, byte for byte, what limits see.
+"""
 
 from __future__ import annotations
 

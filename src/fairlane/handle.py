@@ -208,7 +208,7 @@ def handles_of(
     jobs: Sequence[NewJob], conflicts: Mapping[UUID, Conflict], verdicts: Verdicts, source: JobSource
 ) -> Enqueued[Any]:
     """What became of these jobs, as their producer is told."""
-    if not conflicts and not verdicts:
+    if not (conflicts or verdicts.told or verdicts.refused):
         return Enqueued(Job(job.id, source, Outcome.ENQUEUED) for job in jobs)
     handles: Enqueued[Any] = Enqueued()
     for job in jobs:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fairlane.clock import SECOND
 from fairlane.policy import Concurrency, Fair, Policy, Rate
-from fairlane.scheduler.fold import MAX_LAG
+from fairlane.scheduler.journal import MAX_LAG
 from fairlane.scheduler.snapshot import Standing
 from tests.scheduler.ledger import LaneKey
 from tests.scheduler.simulation import EPOCH, Bench, Fleet

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 
 from fairlane.clock import SECOND
 from fairlane.policy import Concurrency, Fair, Policy, Rate, gate_id
-from fairlane.scheduler.fold import MAX_LAG
-from fairlane.scheduler.journal import Delta, Mark, Removed
+from fairlane.scheduler.journal import MAX_LAG, Delta, Mark, Removed
 from fairlane.scheduler.snapshot import Standing
 from tests.scheduler.invariants import books_are_right
 from tests.scheduler.lives import finish, take

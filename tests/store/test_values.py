@@ -20,7 +20,7 @@ from fairlane.effects import ABSENT, LONGEST_KEY, Page, Values, key_range
 from fairlane.errors import ConfigurationError, InvalidValue
 from fairlane.store import records
 from fairlane.store.postgres import PostgresStore
-from fairlane.store.postgres import caller_transactions as postgres_values
+from fairlane.store.postgres import settlements as postgres_values
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import caller_transactions as sqlite_values
 from fairlane.store.sqlite.database import Transaction

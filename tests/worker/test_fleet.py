@@ -50,7 +50,7 @@ async def asleep(worker: Worker) -> None:
     # A settlement of its own makes it look once more, and whoever awaits the result may hear of the end before that.
     await until(
         lambda: (
-            not worker._settling.unsettled
+            not worker._settling.count_unsettled()
             and worker._claiming._is_waiting
             and queue.is_registered
             and not queue.is_hungry

@@ -19,8 +19,8 @@ from fairlane.operations.explanations import explain_job
 from fairlane.scheduler.settlement import SEEN, Done, Lost, Outcome, Released, settle
 from fairlane.store import records
 from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.worker.claims import Pacer
 from fairlane.worker.execution import Run
-from fairlane.worker.pacer import Pacer
 from fairlane.worker.processes import Begin, BlackBox, End, Noted
 from fairlane.worker.runs import Stop
 from tests.waiting import until, until_found

@@ -126,9 +126,6 @@ class Verdicts(msgspec.Struct, frozen=True):
     """Stored, and told that they are too many."""
     refused: dict[UUID, FullBacklog]
 
-    def __bool__(self) -> bool:
-        return bool(self.told or self.refused)
-
 
 def backlogs_of(policy: Policy, priority: int, keys: Keys) -> Joined:
     """The backlogs that a job of these keys joins when it is ready, as operators have them."""

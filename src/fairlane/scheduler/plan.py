@@ -18,7 +18,7 @@ from fairlane.policy.gates import UNBOUNDED
 from fairlane.policy.limits import Rate
 from fairlane.policy.policy import Level
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane, ask_for_shared, fold_shared, order_of
-from fairlane.scheduler.fold import (
+from fairlane.scheduler.journal import (
     by_rank_within_flows,
     fold_arrivals,
     fold_releases,
@@ -29,9 +29,9 @@ from fairlane.scheduler.fold import (
     settle_debt,
     sleepers,
     tag_of,
+    tally,
     wake,
 )
-from fairlane.scheduler.journal import tally
 from fairlane.scheduler.snapshot import (
     AHEAD,
     LEAD,

@@ -22,7 +22,7 @@ from fairlane.policy.keys import Keys, gate_id, key_words, lane_id, select, shar
 from fairlane.policy.partitions import partition_name, partition_of
 from fairlane.policy.policy import KINDS, WEIGHT, BoundLimit, Policy
 from fairlane.scheduler.board import IDLE, READY, Board, Flow, Gate, SharedGate, gate_of
-from fairlane.scheduler.fold import lag
+from fairlane.scheduler.journal import lag
 from fairlane.scheduler.snapshot import (
     Contender,
     FlowRow,

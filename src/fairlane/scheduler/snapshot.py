@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import SECOND, Instant
+from fairlane.job import Claim
 from fairlane.policy.gates import GateState
 from fairlane.policy.limits import PLANNED_AHEAD, Rate
 from fairlane.policy.policy import Policy
@@ -471,3 +473,8 @@ class Passed:
         if now >= self._forget_at:
             self._forget_at = now + KEPT
             self._gates = {each: gate for each, gate in self._gates.items() if gate.tat + KEPT > now}
+
+
+def paces_of(claims: Sequence[Claim], starts: Sequence[Start]) -> dict[UUID, Pace]:
+    """The paces of claims, given the starts that they were made from."""
+    return {claim.id: start.pace for claim, start in zip(claims, starts, strict=False) if start.pace is not None}

@@ -12,7 +12,7 @@ from fairlane.policy.keys import Keys, select, shared_gate_id
 from fairlane.policy.overrides import Override
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.board import Board, Flow, Gate, Lane, fold_shared, gate_of
-from fairlane.scheduler.fold import fold_releases
+from fairlane.scheduler.journal import fold_releases
 from fairlane.scheduler.snapshot import (
     FlowRow,
     GateRow,

@@ -19,7 +19,7 @@ from fairlane.policy.policy import Policy
 from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
 from fairlane.scheduler.rebuild import Miscount, WaitingLane
 from fairlane.scheduler.settlement import DISPATCHER, Settlement
-from fairlane.scheduler.snapshot import GateRow, Pace, Start
+from fairlane.scheduler.snapshot import GateRow, Pace
 from fairlane.store import records
 from fairlane.store.audit import Note
 from fairlane.store.boards import QueueTime
@@ -98,11 +98,6 @@ class Choice(msgspec.Struct, frozen=True):
     """Those whose lock was taken: whoever holds it claims there now."""
     vtimes: dict[str, float]
     """The virtual times of all that were to choose from."""
-
-
-def paces_of(claims: Sequence[Claim], starts: Sequence[Start]) -> dict[UUID, Pace]:
-    """The paces of claims, given the starts that they were made from."""
-    return {claim.id: start.pace for claim, start in zip(claims, starts, strict=False) if start.pace is not None}
 
 
 class Adopted(msgspec.Struct, frozen=True):

@@ -4,6 +4,10 @@ What is handed to a process has to begin within a moment. One that cannot (its e
 processor) keeps nothing from the others: after that moment it does not begin the job any more, and the worker hands it
 to another without asking (see `BlackBox` for why nothing runs twice by that). A process that dies takes with it what
 had begun in it. Should the worker die, its processes do so at once.
+
+The process itself (`Runner`) runs handlers and nothing else: it claims, renews and settles nothing. A job begins there
+only if that can be by the time that the worker has set; it is noted in shared memory first, and the clock is looked at
+then.
 """
 
 from __future__ import annotations

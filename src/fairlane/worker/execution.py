@@ -27,9 +27,8 @@ from fairlane.store.protocol import Store
 from fairlane.store.stats_values import BlockedLoop
 from fairlane.task import Registry, Task
 from fairlane.waits import Alarm, StoreTime
-from fairlane.worker.claims import SHORTEST_RUN, QueueSlots, Slots
+from fairlane.worker.claims import SHORTEST_RUN, Pacer, QueueSlots, Slots
 from fairlane.worker.logs import claimed_jobs, log_end, log_lost, log_start, log_unreadable
-from fairlane.worker.pacer import Pacer
 from fairlane.worker.processes import Begin, Child, Gone, Handed, LoneProcess, Mate, ProcessPool
 from fairlane.worker.runs import (
     JobContext,

@@ -37,8 +37,7 @@ from fairlane.scheduler.settlement import Settlement, Verdict
 from fairlane.store import records
 from fairlane.store.protocol import Claimed, Store, WorkerIdentity
 from fairlane.telemetry.metrics import NO_TASK, Metrics
-from fairlane.telemetry.telemetry import Telemetry
-from fairlane.telemetry.tracing import Carried
+from fairlane.telemetry.telemetry import Carried, Telemetry
 from fairlane.worker.execution import Execution, Run
 from fairlane.worker.runs import RunningJob
 

@@ -1,18 +1,33 @@
-"""Processes that belong together: how one is started, how it ended, and how it ends with the one above it."""
+"""Processes that run jobs for a worker, as it sees them: how each starts, how it ended, how it ends with its parent.
+
+The worker keeps the claims: it renews leases, hears of cancellations and settles. A process runs handlers, with the
+app, its middleware and its database (see `Runner`), several jobs at a time or, for a job that may have killed its
+process, one with nothing beside it. They talk over a socket, several jobs a message.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import importlib
 import mmap
+import multiprocessing
 import os
+import pickle
+import select
 import signal
 import socket
+import sys
 import tempfile
 import threading
+import time
+import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from enum import IntEnum
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -21,23 +36,11 @@ import msgspec
 from fairlane.job import Claim
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.stats_values import BlockedLoop
+from fairlane.task import Task
 from fairlane.worker.runs import Stop
 
 if TYPE_CHECKING:
     from fairlane.worker.execution import Run
-import ctypes
-import importlib
-import multiprocessing
-import pickle
-import select
-import sys
-import time
-import traceback
-from collections.abc import AsyncIterator
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
-
-from fairlane.task import Task
 
 EXIT_ORPHANED = 4
 ORPHANED_LOOK = 0.1

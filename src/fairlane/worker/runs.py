@@ -1,4 +1,4 @@
-"""A job that runs here: what is known of it while it does, and what is to land with its end."""
+"""One run of a job: what its handler sees, what is put around it, and what its outcome means."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from fairlane.store.repartition import PARTITION, advance
 from fairlane.store.stats_values import Tallied
 from fairlane.waits import REJOINED_WITHIN, Outage, jittered, pause
 from fairlane.worker.claims import Claiming, Slots
-from fairlane.worker.leases import RENEWALS
+from fairlane.worker.settlements import RENEWALS
 from fairlane.worker.supervision import Troubles
 
 log = logging.getLogger("fairlane.worker")

@@ -37,13 +37,12 @@ from fairlane.worker.children import Crew, RunnerHost, serve
 from fairlane.worker.claims import Claiming, Listening, Slots
 from fairlane.worker.execution import SETTLED_EVERY, Execution
 from fairlane.worker.instruments import WatchedExecution, Watching
-from fairlane.worker.leases import Leases
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.processes import LoneProcess, die_with, die_with_parent
 from fairlane.worker.reports import EVERY as REPORTS_EVERY
 from fairlane.worker.reports import Health, keep_reporting, showing, take_back
 from fairlane.worker.runs import Middleware, Stop
-from fairlane.worker.settlements import Settling
+from fairlane.worker.settlements import Leases, Settling
 from fairlane.worker.supervision import Supervisor, Troubles
 from fairlane.worker.upkeep import (
     LookAgain,
@@ -108,9 +107,7 @@ class Worker:
         # No loop is cancelled in the middle of a statement.
         self._supervisor = Supervisor(cancel=self._outage.cancel)
         self._settling = Settling(store, self._outage)
-        self._slots = Slots(
-            options.shares_of_all, options.slots, options.order, lambda: self._settling.unsettled, served
-        )
+        self._slots = Slots(options.shares_of_all, options.slots, options.order, self._settling.count_unsettled, served)
         self._telemetry = telemetry or Telemetry()
         self._telemetry.measured(wanted=options.metrics_port is not None)
         self._execution = self._executes()(
@@ -196,7 +193,7 @@ class Worker:
             loops=states,
             running=len(self._execution.running),
             waiting=len(self._execution.waiting),
-            unsettled=self._settling.unsettled,
+            unsettled=self._settling.count_unsettled(),
             telemetry_failures=self._telemetry.failures.total,
             troubles=self.troubles.now,
         )
@@ -395,7 +392,7 @@ class Worker:
 
     def _tell_what_is_left(self) -> None:
         self.left_running = len(self._execution.running)
-        self.left_unsettled = self._settling.unsettled + self._settling.given_up
+        self.left_unsettled = self._settling.count_unsettled() + self._settling.given_up
         for run in self._execution.running:
             claim = run.claim
             log.error(
@@ -404,8 +401,8 @@ class Worker:
                 claim.task,
                 extra={"claim": claim},
             )
-        if self._settling.unsettled:
-            log.error("%d outcomes could not be recorded; these jobs run again", self._settling.unsettled)
+        if self._settling.count_unsettled():
+            log.error("%d outcomes could not be recorded; these jobs run again", self._settling.count_unsettled())
         if self._watching is not None:
             self._watching.worker_stopped(self)
         log.info("worker %s has stopped%s%s", self.identity.name, self._how_long(), self._what_it_ran())

@@ -20,8 +20,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from fairlane.app import DEFAULT_QUEUE
 from fairlane.clock import Instant, as_datetime
-from fairlane.declarations import DEFAULT_QUEUE
 from fairlane.errors import Dead, JobNotFound, Retry, Snooze, UnknownQueue
 from fairlane.integrations.django.project import DjangoApp, project_app
 from fairlane.job import AttemptRecord, JobRecord, State

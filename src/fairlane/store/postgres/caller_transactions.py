@@ -7,7 +7,7 @@ by. It hands over parameters in the text form of PostgreSQL, which needs nothing
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
@@ -284,13 +284,3 @@ def literal(value: Any) -> str:
 def _quoted(value: Any) -> str:
     text = literal(value).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
-
-
-async def write(connection: Connection, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
-    """Put and delete all of these, in the order of their keys: two that write the same keys never deadlock.
-
-    A key that is both deleted and put has the value that is put.
-    """
-    changes: dict[str, bytes | None] = {**dict.fromkeys(deletes), **puts}
-    if changes:
-        await connection.execute(STATEMENTS["write_values"], list(changes), list(changes.values()))

@@ -1,8 +1,17 @@
-"""One hold of a queue's claim lock: read what has happened, ask the tables what memory lacks, write what is decided."""
+"""One hold of a queue's claim lock: read what has happened, ask the tables what memory lacks, write what is decided.
+
+Where many workers want one queue's lock, whoever holds it claims for all who wait: sixty-four workers with four slots
+each would take it one after the other, for four jobs a time, and hold it over four round trips each while the others
+keep the processors busy. Asking in public (see `fairlane.enter`) costs whoever is alone one round trip more, so it is
+done only once the wait for the lock was longer than the work under it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import asyncio
+import contextlib
+import math
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID, uuid4
 
@@ -11,6 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from fairlane.clock import Instant
+from fairlane.errors import StoreUnavailable
 from fairlane.job import Claim
 from fairlane.policy.overrides import Override, Overrides
 from fairlane.policy.policy import Policy
@@ -39,20 +49,18 @@ from fairlane.scheduler.snapshot import (
 from fairlane.store.boards import MOST_WHOLE, UNKNOWN, Boards, Expected, Raced
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS, Connection
-from fairlane.store.protocol import FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, PROMOTE_AT_MOST, RELEASES_AT_MOST
+from fairlane.store.postgres.shared_limits import Sharing
+from fairlane.store.protocol import (
+    FOLD_AT_MOST,
+    LANES_PER_SCANNED_FLOW,
+    PROMOTE_AT_MOST,
+    RELEASES_AT_MOST,
+    WorkerIdentity,
+)
 from fairlane.store.rows import decode_given, decode_keys, decode_overrides, journal_too_new
 
 if TYPE_CHECKING:
     from fairlane.store.postgres.connections import Connection
-import asyncio
-import contextlib
-import math
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
-
-from fairlane.errors import StoreUnavailable
-from fairlane.store.postgres.shared_limits import Sharing
-from fairlane.store.protocol import WorkerIdentity
 
 T = TypeVar("T")
 
@@ -95,7 +103,8 @@ class Loaded(msgspec.Struct, frozen=True):
 
     @property
     def expired(self) -> list[Override]:
-        return self.policy.overrides.expired(self.now)
+        overrides = self.policy.overrides
+        return overrides.expired(self.now) if overrides.expires_at is not None else []
 
     @property
     def needs_transaction(self) -> bool:

@@ -9,21 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 import msgspec
 
-from fairlane.store.postgres.connections import STATEMENTS
-from fairlane.store.protocol import WorkerIdentity
-
-if TYPE_CHECKING:
-    from fairlane.store.postgres.connections import Connection
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING
-
+from fairlane.scheduler.snapshot import paces_of
 from fairlane.store.boards import PLANS_AT_MOST, Boards, Checkpoints, Raced
 from fairlane.store.postgres import operators
 from fairlane.store.postgres.claim_lock import (
@@ -38,9 +31,9 @@ from fairlane.store.postgres.claim_lock import (
     Seat,
     deal,
 )
-from fairlane.store.postgres.connections import Connections, Session, StoreClock, hang_up
+from fairlane.store.postgres.connections import STATEMENTS, Connections, Session, StoreClock, hang_up
 from fairlane.store.postgres.wakeups import PostgresListener, Registration
-from fairlane.store.protocol import Choice, Claimed, Looked, paces_of
+from fairlane.store.protocol import Choice, Claimed, Looked, WorkerIdentity
 from fairlane.store.rows import cancelled_too_fast, no_such_queue
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 import msgspec
@@ -16,15 +15,12 @@ from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement, abandoned_by
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.faults import Fault
-from fairlane.store.postgres import caller_transactions, jobs
+from fairlane.store.postgres import jobs
 from fairlane.store.postgres.claim_lock import Carriage, Done
-from fairlane.store.postgres.connections import STATEMENTS, Connections, StoreClock, fault_of
+from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, StoreClock, fault_of
 from fairlane.store.postgres.rows import storable
 from fairlane.store.protocol import Landings, Reaped
 from fairlane.store.rows import dying, not_taken, refused, tell_of_conflicts
-
-if TYPE_CHECKING:
-    from fairlane.store.postgres.connections import Connection
 
 LEASES_AT_MOST = 100
 """Leases that one reaping looks at."""
@@ -327,7 +323,7 @@ async def _land(
     conflicts = {}
     if effects.jobs:
         conflicts = await jobs.insert(connection, effects.jobs, queues, now, is_callers=is_callers)
-    await caller_transactions.write(connection, effects.puts, effects.deletes)
+    await write(connection, effects.puts, effects.deletes)
     return conflicts
 
 
@@ -340,7 +336,7 @@ async def _land_at_death(
     try:
         async with connection.transaction():
             await _enqueue_what_can_be(connection, settlement, settlement.effects.jobs, queues, now)
-            await caller_transactions.write(connection, settlement.effects.puts, settlement.effects.deletes)
+            await write(connection, settlement.effects.puts, settlement.effects.deletes)
     except Exception as error:
         if fault_of(error, connection) not in (None, Fault.OURS):
             raise
@@ -428,3 +424,13 @@ def _settled_row(each: Settlement) -> tuple[object, ...]:
         each.verdict,
         each.is_cut_short,
     )
+
+
+async def write(connection: Connection, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
+    """Put and delete all of these, in the order of their keys: two that write the same keys never deadlock.
+
+    A key that is both deleted and put has the value that is put.
+    """
+    changes: dict[str, bytes | None] = {**dict.fromkeys(deletes), **puts}
+    if changes:
+        await connection.execute(STATEMENTS["write_values"], list(changes), list(changes.values()))

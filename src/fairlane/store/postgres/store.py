@@ -31,7 +31,13 @@ from fairlane.store.postgres import claims, jobs, operators, policies, reads, up
 from fairlane.store.postgres.caller_transactions import OwnJson, borrowed, check_types, reads_own_json, speaking
 from fairlane.store.postgres.claim_lock import QueueHandle, Scheduling
 from fairlane.store.postgres.claims import Asked, Claimer
-from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, StoreClock, hang_up
+from fairlane.store.postgres.connections import (
+    STATEMENTS,
+    Connection,
+    Connections,
+    StoreClock,
+    hang_up,
+)
 from fairlane.store.postgres.jobs import Gathering
 from fairlane.store.postgres.procedures import Driver, perform
 from fairlane.store.postgres.reads import Stats

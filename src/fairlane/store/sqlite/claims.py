@@ -44,6 +44,7 @@ from fairlane.scheduler.snapshot import (
     Release,
     Snapshot,
     Start,
+    paces_of,
 )
 from fairlane.store.boards import MOST_WHOLE, Raced
 from fairlane.store.protocol import (
@@ -54,7 +55,6 @@ from fairlane.store.protocol import (
     Claimed,
     Looked,
     WorkerIdentity,
-    paces_of,
 )
 from fairlane.store.rows import decode_keys, decode_limit, decode_overrides, journal_too_new
 from fairlane.store.sqlite import rows, shared_limits
