@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from fairlane import App, Job, State
 from fairlane.clock import ManualClock
 from fairlane.errors import StoreUnavailable
+from fairlane.store.procedures import Work
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore
 from fairlane.worker import Worker, WorkerOptions
@@ -32,9 +33,13 @@ class WatchedStore:
         self.after: dict[str, Callable[[], Awaitable[None]]] = {}
         self._changed = asyncio.Condition()
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self.real, name)
+    async def run(self, work: Work[Any], tx: Any = None) -> Any:
+        return await self._watched(work.name, self.real.run)(work, tx)
 
+    def __getattr__(self, name: str) -> Any:
+        return self._watched(name, getattr(self.real, name))
+
+    def _watched(self, name: str, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def watched(*args: Any, **kwargs: Any) -> Any:
             await self._note(self.calls, name)
             self.arguments.setdefault(name, []).append(args)

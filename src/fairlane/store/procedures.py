@@ -120,9 +120,12 @@ class Terms(NamedTuple):
 class Work(Generic[T_co]):
     """A procedure with its arguments. It may have to start over, so it is given as what makes it."""
 
-    __slots__ = ("make", "queues", "terms")
+    __slots__ = ("make", "name", "queues", "terms")
 
-    def __init__(self, make: Callable[[], Procedure[T_co]], terms: Terms, queues: str | Sequence[str] = ()) -> None:
+    def __init__(
+        self, name: str, make: Callable[[], Procedure[T_co]], terms: Terms, queues: str | Sequence[str] = ()
+    ) -> None:
+        self.name = name
         self.make = make
         self.terms = terms
         self.queues = [queues] if isinstance(queues, str) else list(queues)
@@ -133,11 +136,12 @@ class Work(Generic[T_co]):
 
 def run_by(terms: Terms, procedure: Callable[P, Procedure[T]]) -> Callable[P, Work[T]]:
     """A procedure that is run by these terms."""
+    name = procedure.__name__.removeprefix("_")
 
     @wraps(procedure)
     def called(*args: P.args, **kwargs: P.kwargs) -> Work[T]:
         queues: Any = args[0] if terms.locks else ()
-        return Work(lambda: procedure(*args, **kwargs), terms, queues)
+        return Work(name, lambda: procedure(*args, **kwargs), terms, queues)
 
     return called
 

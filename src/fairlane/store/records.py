@@ -113,11 +113,11 @@ def compare_and_set_value(key: str, expected: bytes | None, value: bytes | None)
         case None, None:
             return _is_absent(key)
         case None, _:
-            return _set("put_value_if_absent", key, value)
+            return _compare_and_set_value("put_value_if_absent", key, value)
         case _, None:
-            return _set("delete_value_if_equal", key, expected)
+            return _compare_and_set_value("delete_value_if_equal", key, expected)
         case _:
-            return _set("replace_value", key, expected, value)
+            return _compare_and_set_value("replace_value", key, expected, value)
 
 
 @look
@@ -126,7 +126,7 @@ def _is_absent(key: str) -> Procedure[bool]:
 
 
 @change
-def _set(name: str, *given: object) -> Procedure[bool]:
+def _compare_and_set_value(name: str, *given: object) -> Procedure[bool]:
     return is_done(name, *given)
 
 

@@ -112,11 +112,11 @@ def amend_schedule(
 ) -> Work[ScheduleRow | None]:
     """Pause or resume a schedule (from `next_at` on), or trigger it once where neither is said; recorded. Returns how
     it stands now; `None`: there is none of this name."""
-    return _amend(name, said, is_paused, next_at, [])
+    return _amend_schedule(name, said, is_paused, next_at, [])
 
 
 @transaction
-def _amend(
+def _amend_schedule(
     name: str, said: Note, is_paused: bool | None, next_at: Instant | None, tried: list[str]
 ) -> Procedure[ScheduleRow | None]:
     found = yield query("lock_schedule", name)
