@@ -9,9 +9,8 @@ import pytest
 
 from fairlane import App, Concurrency, Fair
 from fairlane.clock import ManualClock
-from fairlane.telemetry import fleet as fleet_module
-from fairlane.telemetry.fleet import FLEET, Fleet
-from fairlane.telemetry.metrics import Failures
+from fairlane.telemetry import metrics as fleet_module
+from fairlane.telemetry.metrics import FLEET, Failures, Fleet
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, a_shop
 from tests.telemetry.test_metrics import of, parsed, told
 from tests.waiting import until

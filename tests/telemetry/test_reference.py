@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from fairlane.events import EVENTS
-from fairlane.telemetry import fleet, metrics, telemetry
+from fairlane.telemetry import metrics, telemetry
 from fairlane.telemetry.metrics import CATALOGUE, JOBS, REASONS, SECONDS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "telemetry.md"
@@ -58,7 +58,7 @@ def test_the_reference_names_every_reason_and_every_number() -> None:
     assert f"Boundaries of seconds: {', '.join(f'{each:g}' for each in SECONDS)}. Of jobs: " in text
     assert f"Of jobs: {', '.join(f'{each:g}' for each in JOBS)}." in text
     how_to = " ".join((PAGE.parents[1] / "how-to" / "watch-with-prometheus-and-opentelemetry.md").read_text().split())
-    assert f"at most every {fleet.LOOKED_UP_EVERY:g} seconds" in how_to
+    assert f"at most every {metrics.LOOKED_UP_EVERY:g} seconds" in how_to
 
 
 if __name__ == "__main__":

@@ -41,8 +41,7 @@ from fairlane.dashboard.security import (
 from fairlane.errors import FairlaneError
 from fairlane.operations import Operations
 from fairlane.redaction import Audience, Redact, Surface
-from fairlane.telemetry.fleet import Fleet
-from fairlane.telemetry.metrics import CONTENT_TYPE
+from fairlane.telemetry.metrics import CONTENT_TYPE, Fleet
 
 log = logging.getLogger("fairlane.dashboard")
 

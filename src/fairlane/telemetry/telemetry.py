@@ -36,8 +36,7 @@ from fairlane.job import Claim, NewJob
 from fairlane.parameters import shown
 from fairlane.policy.partitions import parse_partition
 from fairlane.policy.unique import Conflict
-from fairlane.telemetry.fleet import FleetSource
-from fairlane.telemetry.metrics import Failures, Metrics
+from fairlane.telemetry.metrics import Failures, FleetSource, Metrics
 from fairlane.telemetry.opentelemetry import export
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.stats import Looking, Moment
 from fairlane.store.stats_values import WorkerReport, WorkerSeen, dead_loops, replaced
 from fairlane.telemetry.endpoint import Answer, Endpoint
-from fairlane.telemetry.fleet import LOOKED_UP_EVERY, Fleet
-from fairlane.telemetry.metrics import CONTENT_TYPE, Labels, Metrics, as_text
+from fairlane.telemetry.metrics import CONTENT_TYPE, LOOKED_UP_EVERY, Fleet, Labels, Metrics, as_text
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.waits import Outage, jittered, pause
 from fairlane.worker.options import WorkerOptions
