@@ -1,0 +1,5 @@
+"""Prints where the version that runs it was found."""
+
+import fairlane
+
+print(fairlane.__file__)
