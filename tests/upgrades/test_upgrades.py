@@ -1,4 +1,4 @@
-"""From the wheel that was kept when the house was put in order to this version: with its schema, and beside its workers."""
+"""From the wheel that was kept to this version: with its schema, and beside its workers."""
 
 from __future__ import annotations
 
@@ -120,9 +120,7 @@ async def ends(url: str) -> Counter[State]:
 
 def test_the_kept_version_is_another_one(shop: Shop) -> None:
     """Else these tests would compare this version with itself."""
-    places = [
-        Path(shop.run("tests.upgrades.place", is_kept=is_kept).strip()) for is_kept in (True, False)
-    ]
+    places = [Path(shop.run("tests.upgrades.place", is_kept=is_kept).strip()) for is_kept in (True, False)]
     assert places[0].is_relative_to(shop._kept)
     assert places[1].is_relative_to(ROOT / "src")
 
