@@ -37,7 +37,6 @@ from fairlane.parameters import shown
 from fairlane.policy.partitions import parse_partition
 from fairlane.policy.unique import Conflict
 from fairlane.telemetry.metrics import Failures, FleetSource, Metrics
-from fairlane.telemetry.opentelemetry import export
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer
@@ -46,6 +45,9 @@ T = TypeVar("T")
 
 Carried = dict[str, str]
 """A span's context as W3C text: `traceparent`, and `tracestate` where there is one."""
+
+OPENTELEMETRY = "fairlane.telemetry.opentelemetry"
+"""What imports OpenTelemetry, which a plain installation has not: imported once a program has set up an SDK."""
 
 SYSTEM = "fairlane"
 # The messaging conventions of OpenTelemetry, copied: the package that has them is not stable.
@@ -88,7 +90,7 @@ class Tracing:
             self._provider = provider
             self._tracer = None
             if provider_of("trace", "tracer") is not None:
-                self._spans = import_module("fairlane.telemetry.opentelemetry")
+                self._spans = import_module(OPENTELEMETRY)
                 self._tracer = provider.get_tracer(SYSTEM, version("fairlane"))
         return self._tracer
 
@@ -426,7 +428,7 @@ class Telemetry:
             self.metrics = Metrics(self.failures)
         if self.metrics is not None and provider is not None and provider is not self._exported_to:
             self._exported_to = provider
-            export(self.metrics, provider)
+            import_module(OPENTELEMETRY).export(self.metrics, provider)
         return self.metrics
 
     @property
