@@ -19,6 +19,7 @@ import pytest
 from fairlane import App
 from fairlane.errors import StoreLost, StoreUnavailable
 from fairlane.policy import Policy
+from fairlane.store import records
 from fairlane.store.sqlite import SqliteStore, database
 from fairlane.store.sqlite.database import WriteLock
 from tests.store.harness import claim_once, new_jobs
@@ -254,3 +255,16 @@ async def test_a_lock_that_is_free_again_is_taken_by_whoever_waited(path: Path) 
     await waiting
     theirs.close()
     await store.close()
+
+
+async def test_a_process_that_only_reads_waits_for_nobody(path: Path) -> None:
+    # It counted as waiting from its start on: from ten seconds later, reads that queued for a moment were refused.
+    async with App(f"sqlite:///{path}") as writer:
+        await (await writer.opened()).run(records.put_value("key", b"value"))
+        reader = SqliteStore(str(path))
+        await reader.open()
+        assert not reader._database.is_waiting
+        reader._database._blocked_since = 0.0  # a write of its own was refused long ago
+        assert await reader.run(records.get_value("key")) == b"value"
+        assert not reader._database.is_waiting
+        await reader.close()

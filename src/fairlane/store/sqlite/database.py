@@ -281,6 +281,7 @@ class Database:
             with self._alone():
                 self._go_ahead()
                 connection.execute("pragma journal_mode = wal")
+                self._blocked_since = None
             where = os.path.abspath(self.path)
             found = os.stat(where)
             self._file = where, found.st_dev, found.st_ino
@@ -376,6 +377,7 @@ class Database:
 
     def _look(self, work: Callable[[Transaction], T]) -> T:
         self._go_ahead()
+        self._blocked_since = None  # whatever held the thread up, it goes on
         connection = self._open_connection()
         with self._translating():
             self._require_file()
