@@ -115,3 +115,31 @@ async def test_every_walk_is_in_the_order_of_its_index(tmp_path: Path) -> None:
             assert [row[3] for row in plan if "TEMP B-TREE" in row[3]] == [], statement
     finally:
         connection.close()
+
+
+WALKS_A_QUEUE = {"walk_jobs_of_queue"}
+"""A stretch at a time, in the order of the index."""
+
+
+async def test_no_statement_walks_over_all_jobs_or_over_those_of_a_queue(tmp_path: Path) -> None:
+    # The census of who holds what read the whole history of a queue: the planner began with the jobs, not the leases.
+    store = SqliteStore(str(tmp_path / "jobs.db"))
+    await store.open()
+    await store.close()
+    connection = sqlite3.connect(tmp_path / "jobs.db")
+    found: set[str] = set()
+    looked_at = 0
+    try:
+        for name, text in STATEMENTS.items():
+            if not re.search(r"\bjobs\b", text) or re.match(r"(--.*\n)*(create|drop|pragma)", text):
+                continue
+            numbers = [int(number) for number in re.findall(r"\?(\d+)", text)]
+            parameters = [None] * (max(numbers) if numbers else text.count("?"))
+            plan = [row[3] for row in connection.execute(f"explain query plan {text}", parameters)]
+            looked_at += 1
+            if any(re.match(r"SCAN (j|jobs)\b|SEARCH (j|jobs) .*jobs_by_queue \(queue=\?\)$", step) for step in plan):
+                found.add(name)
+    finally:
+        connection.close()
+    assert looked_at > 40
+    assert found - WALKS_A_QUEUE == set()

@@ -4,8 +4,8 @@
 -- By lane of a queue.
 select j.lane, j.priority, j.lane_keys, count(*)
 from leases l
-join json_each(l.jobs) held
-join jobs j on j.position = held.value
+cross join json_each(l.jobs) held
+cross join jobs j on j.position = held.value
 where j.queue = ? and j.lease = l.id and j.state = 2
 group by j.lane
 
@@ -30,8 +30,8 @@ where queue = ? and resumed <> 0
 -- Who holds shared gates, in whatever queue.
 select queues.name, j.shared
 from leases l
-join json_each(l.jobs) held
-join jobs j on j.position = held.value
+cross join json_each(l.jobs) held
+cross join jobs j on j.position = held.value
 join queues on queues.id = j.queue
 where j.lease = l.id and j.state = 2 and j.shared is not null
 

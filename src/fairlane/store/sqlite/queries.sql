@@ -606,8 +606,8 @@ where name = ?
 -- name: select_claimed_of_queue
 select j.position, j.priority, j.lane_keys, j.shared
 from leases l
-join json_each(l.jobs) held
-join jobs j on j.position = held.value
+cross join json_each(l.jobs) held
+cross join jobs j on j.position = held.value
 where j.queue = ? and j.lease = l.id and j.state = 2
 
 -- name: mark_shared
