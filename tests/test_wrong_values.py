@@ -76,6 +76,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "-1": lambda: -1,
     "0": lambda: 0,
     "2**80": lambda: 2**80,
+    "10**400": lambda: 10**400,
     "empty text": lambda: "",
     "NUL": lambda: "\x00",
     "half a character": lambda: "\ud800",

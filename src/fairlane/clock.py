@@ -162,10 +162,13 @@ def parse_duration(text: str) -> int:
             break
         total += float(part[1]) * _UNITS[part[2]]
         end = part.end()
-    if not stripped or end != len(stripped) or total > MAX_DURATION:
+    if not stripped or end != len(stripped):
         raise ConfigurationError(
             f"{text[:100]!r} is not a duration; write a number and a unit, such as 250ms, 10m or 1h30m"
         )
+    if total > MAX_DURATION:
+        longest = lasting(MAX_DURATION / SECOND)
+        raise ConfigurationError(f"{text[:100]!r} is too long; the longest duration is {longest}")
     return round(total)
 
 

@@ -334,4 +334,5 @@ def _check_signal(signal: Signal, reason: object, *delays: timedelta | str | flo
     what = type(signal).__name__
     check_value(what, "reason", reason, str, any_text=True)
     for delay in delays:
-        duration_of(f"{what}: delay", delay)
+        if duration_of(f"{what}: delay", delay) < 0:
+            raise ConfigurationError(f"{what}: delay={delay!r} lies in the past; give a time from now on, or none")

@@ -305,7 +305,7 @@ def _several(origin: type, test: Test) -> Test:
 def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value) and -LARGEST < value < LARGEST
+    return -LARGEST < value < LARGEST
 
 
 def _words(kind: Any) -> str:

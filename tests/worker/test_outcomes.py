@@ -11,7 +11,7 @@ import pytest
 
 from fairlane import App, Backoff, Cancel, Dead, Retry, Snooze, State, context
 from fairlane.clock import ManualClock, as_datetime
-from fairlane.errors import JobCancelled, JobFailed
+from fairlane.errors import ConfigurationError, JobCancelled, JobFailed
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, reaches, working
 
@@ -286,3 +286,12 @@ async def test_a_thread_that_overruns_its_timeout_keeps_its_slot_until_it_return
         with pytest.raises(JobFailed, match="TimeoutError"):
             await job.result()
     assert flagged == [True]
+
+
+@pytest.mark.parametrize("signal", [Snooze, Retry])
+def test_a_signal_with_a_time_that_lies_in_the_past_is_refused_where_it_is_made(
+    signal: type[Snooze] | type[Retry],
+) -> None:
+    # `Snooze(-1)` ran 1,937 times in 3 seconds: a snooze counts no attempt.
+    with pytest.raises(ConfigurationError, match=f"{signal.__name__}: delay=-1 lies in the past"):
+        signal(-1)

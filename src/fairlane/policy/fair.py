@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Never
 
 from fairlane.errors import InvalidPolicy
 from fairlane.parameters import known_options, shown
-from fairlane.policy.gates import FROM_JOB, FromJob, Source, from_job, named_numbers
+from fairlane.policy.gates import FROM_JOB, FromJob, Source, from_job, is_number, named_numbers
 from fairlane.policy.keys import By, normalize_by
 
 Charge = Literal["time", "count"]
@@ -105,7 +104,7 @@ def is_weight(number: float) -> bool:
 
 def checked_weight(what: str, weight: object) -> float:
     """A weight as it may be given; `what` names the policy in errors."""
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+    if not is_number(weight):
         raise InvalidPolicy(f"{what}: a weight is a number above 0, not {shown(weight)}")
     if not is_weight(weight):
         raise InvalidPolicy(

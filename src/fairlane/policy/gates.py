@@ -8,12 +8,12 @@ and never call anything.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeGuard, TypeVar
 
 import msgspec
 
@@ -469,12 +469,13 @@ def named_numbers(what: str, by: By, given: Mapping[Any, Any], checked: Callable
     return numbers
 
 
-def is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def is_number(value: object) -> bool:
-    return is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether this is a number that a database can hold: none that is infinite, or too large for a float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def as_whole(number: float) -> Any:

@@ -31,6 +31,7 @@ from fairlane.policy.gates import (
     as_whole,
     duration_above_zero,
     from_job,
+    is_number,
     is_whole,
     named_numbers,
     number_words,
@@ -444,7 +445,7 @@ def _wrong_burst(burst: object, *, rolling: bool) -> str:
 
 
 def _checked_limit(what: str, limit: object, window: int, rolling: bool) -> float:
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
+    if not is_number(limit):
         raise InvalidPolicy(f"{what}: the rate is a number of jobs, such as 100 or 0.5")
     if limit <= 0:
         raise InvalidPolicy(

@@ -13,7 +13,6 @@ from enum import IntEnum
 from functools import cached_property
 from hashlib import sha256
 from itertools import combinations
-from math import isfinite
 from typing import Any
 
 import msgspec
@@ -25,7 +24,7 @@ from fairlane.policy.adaptive import AdaptiveConcurrency
 from fairlane.policy.backlog import Backlog
 from fairlane.policy.breaker import Breaker
 from fairlane.policy.fair import Fair, checked_weight
-from fairlane.policy.gates import AT_REST, FromJob, Limit, is_whole
+from fairlane.policy.gates import AT_REST, FromJob, Limit, is_number, is_whole
 from fairlane.policy.keys import BUILT_IN, NAME, By, Keys, flow_id, gate_id, normalize_by, select, shared_gate_id
 from fairlane.policy.limits import Concurrency, Rate
 from fairlane.policy.overrides import (
@@ -400,7 +399,7 @@ class Policy:
 
     def check_brought(self, name: str, number: Any) -> float:
         """A number as a job brings it along: refused as it would be where it is declared."""
-        if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
+        if not is_number(number):
             raise InvalidPolicy(f"{number!r} is not a number")
         bound = self._by_name.get(name)
         if bound is None:
