@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 from typing import assert_never
 from uuid import UUID
@@ -135,8 +134,8 @@ class Settlement(msgspec.Struct, frozen=True):
     committed."""
     lag: int | None = None
     """Microseconds from admission to start, where an engine ran it: what an adaptive cap looks at, not the run time."""
-    fallback: Callable[[], Settlement] | None = None
-    """Gives what applies instead, if the effects are refused for good."""
+    fallback: Settlement | None = None
+    """What applies instead, if the effects are refused for good."""
 
     @property
     def verdict(self) -> Verdict:

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from enum import Enum
-from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -38,7 +37,6 @@ from fairlane.handle import Enqueued
 from fairlane.job import Claim, Landed, StampedEffects
 from fairlane.loop_thread import CallerThread, refuse_inside_a_loop
 from fairlane.parameters import checked
-from fairlane.policy.retry import Backoff
 from fairlane.redaction import Audience, Redactor, Surface, without_secrets
 from fairlane.scheduler.settlement import (
     Cancelled,
@@ -162,12 +160,8 @@ def settlement_of(run: RunningJob, outcome: Outcome, ran: int) -> Settlement:
         settlement = msgspec.structs.replace(settlement, error=redactor.error(settlement.error, run.claim))
     if settlement.effects is None:
         return settlement
-    instead = partial(_refused, run.claim, run.task.options.backoff, ran)
-    return msgspec.structs.replace(settlement, late_effects=run.late, fallback=instead)
-
-
-def _refused(claim: Claim, backoff: Backoff, ran: int) -> Settlement:
-    return settle(claim, Failed("its effects were refused", backoff.delay(claim.attempt, 0.5)), ran)
+    refused = Failed("its effects were refused", run.task.options.backoff.delay(run.claim.attempt, 0.5))
+    return msgspec.structs.replace(settlement, late_effects=run.late, fallback=settle(run.claim, refused, ran))
 
 
 LONGEST_ERROR = 8_000

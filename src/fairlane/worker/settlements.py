@@ -183,8 +183,7 @@ class Settling:
         except Exception as error:
             if len(batch) == 1:
                 self._landed.pop(batch[0].job, None)
-            if len(batch) == 1 and isinstance(error, InvalidJob) and (fallback := batch[0].fallback) is not None:
-                instead = fallback()
+            if len(batch) == 1 and isinstance(error, InvalidJob) and (instead := batch[0].fallback) is not None:
                 is_dead = instead.to is State.DEAD
                 self.refused[str(instead.to) if is_dead else "to be retried"] += 1
                 log.error(
