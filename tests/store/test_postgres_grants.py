@@ -117,10 +117,10 @@ class Roles:
                 Concurrency(5, by="account"),
                 Rate(1000, per="1s"),
                 Backlog(10_000, by="account"),
-                Concurrency(9, name="all"),
+                Concurrency(90, name="all"),
             ],
         )
-        app.queue("email", partitions=2, partition_by="account", limits=[Concurrency(5), Concurrency(9, name="all")])
+        app.queue("email", partitions=2, partition_by="account", limits=[Concurrency(50), Concurrency(90, name="all")])
         app.queue("engine", limits=[Concurrency(2)])
 
         @app.task(name="deliver", queue="webhooks", max_attempts=1)
