@@ -37,9 +37,8 @@ def test_the_keyboard_leads_everywhere(page: Page) -> None:
     log_in(page)
     for each in PLAIN:
         if each.shortcut:
-            page.keyboard.press("g")
             with page.expect_navigation():
-                page.keyboard.press(each.shortcut)
+                page.keyboard.type("g" + each.shortcut)
             expect(page.locator("nav [aria-current=page]")).to_have_text(each.nav or "")
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_be_visible()

@@ -14,6 +14,7 @@ function step(by) {
 
 function act(key) {
   if (goes) {
+    clearTimeout(goes);  // else it would end the next `g`
     goes = 0;
     document.querySelector(`[data-go="${CSS.escape(key)}"]`)?.click();
     return true;
