@@ -262,7 +262,7 @@ FLOW = Standstill(queue="webhooks", limit=None, key=["acme"], lanes=2, since=Non
 
 
 def started(at: int) -> dict[str, list[Minute]]:
-    return {"webhooks": [Minute(minute=at // MINUTE, claimed=1), Minute(minute=NOW // MINUTE)]}
+    return {"webhooks": [Minute(at // MINUTE, claimed=1), Minute(NOW // MINUTE)]}
 
 
 def test_a_flow_where_no_claim_looks_is_stuck() -> None:

@@ -214,8 +214,8 @@ async def test_a_key_drains_no_earlier_than_the_limits_that_some_of_its_jobs_pas
 def test_the_time_in_which_nothing_was_served_does_not_slow_what_was_seen() -> None:
     """Sixty starts, one a second from the middle of a minute on, by workers that then stopped."""
     minutes = [
-        Minute(minute=10, claimed=30, claimed_in=Within(10 * MINUTE + 30 * SECOND, 11 * MINUTE - SECOND)),
-        Minute(minute=11, claimed=30, claimed_in=Within(11 * MINUTE, 11 * MINUTE + 29 * SECOND)),
+        Minute(10, claimed=30, claimed_in=Within(10 * MINUTE + 30 * SECOND, 11 * MINUTE - SECOND)),
+        Minute(11, claimed=30, claimed_in=Within(11 * MINUTE, 11 * MINUTE + 29 * SECOND)),
     ]
     for until in (12 * MINUTE, 14 * MINUTE):
         assert Seen(minutes, until).pace(10 * MINUTE) == pytest.approx(1, rel=0.02)

@@ -121,7 +121,7 @@ def test_minutes_add_up_to_what_happened(policy: Policy, steps: list[Step]) -> N
     begun = sum(not run.given_back for run in bench.ledger.runs)
     assert sum(each.claimed - each.unstarted for each in sums.minutes) == begun
     assert sum(each.ended for each in sums.minutes) == happened["ended"]
-    assert {each.minute for each in sums.minutes} == {told.at // (60 * SECOND) for told in bench.told}
+    assert {each.number for each in sums.minutes} == {told.at // (60 * SECOND) for told in bench.told}
 
 
 @settings(deadline=None, max_examples=100)
@@ -231,7 +231,7 @@ def test_waits_are_told_from_ready_to_start() -> None:
 
 def test_what_ended_more_than_a_day_ago_is_forgotten() -> None:
     hour = EPOCH // HOUR
-    old = KeyFigures(by=("account",), key=("a",), hours=(Span(hour, 5, 1, 10), Span(hour + 1, 2, 0, 4)), ended=7)
+    old = KeyFigures(by=("account",), key=("a",), hours=(Span(hour, 5, 1, 10), Span(hour + 1, 2, 0, 4)))
     assert old.at(EPOCH).ended == 7
     assert old.at(EPOCH + DAY).hours == (Span(hour + 1, 2, 0, 4),)
     assert (old.at(EPOCH + DAY).ended, old.at(EPOCH + DAY).failed, old.at(EPOCH + DAY).ran) == (2, 0, 4)
@@ -266,9 +266,9 @@ def test_a_tally_says_nothing_when_nothing_happened() -> None:
 
 
 def test_minutes_together() -> None:
-    one = Minute(minute=1, claimed=2, waited_longest=5, denied={"a": 1})
-    other = Minute(minute=1, claimed=3, waited_longest=4, denied={"a": 2, "b": 1})
-    assert one.and_also(other) == Minute(minute=1, claimed=5, waited_longest=5, denied={"a": 3, "b": 1})
+    one = Minute(1, claimed=2, waited_longest=5, denied={"a": 1})
+    other = Minute(1, claimed=3, waited_longest=4, denied={"a": 2, "b": 1})
+    assert one.and_also(other) == Minute(1, claimed=5, waited_longest=5, denied={"a": 3, "b": 1})
 
 
 def test_jobs_that_cease_to_wait_are_no_arrivals() -> None:

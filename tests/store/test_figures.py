@@ -392,16 +392,16 @@ async def test_minutes_say_what_happened_when(store: Store, clock: ManualClock) 
     await claim(store, "webhooks", 10)
     await tally_all(store)
     one, two = (await store.ask(lambda moment: moment.minutes(["webhooks"], 0)))["webhooks"]
-    assert (one.minute, one.arrived, one.started, one.ended) == (first, 3, 2, 0)
+    assert (one.number, one.arrived, one.started, one.ended) == (first, 3, 2, 0)
     assert (one.waited, one.waited_longest) == (4 * SECOND, 2 * SECOND)
     assert one.denied == {"concurrency:account": 1}
-    assert (two.minute, two.started, two.ended, two.failed, two.ran) == (first + 1, 1, 2, 1, 2 * SECOND)
+    assert (two.number, two.started, two.ended, two.failed, two.ran) == (first + 1, 1, 2, 1, 2 * SECOND)
     assert [
-        each.minute for each in (await store.ask(lambda moment: moment.minutes(["webhooks"], clock.now())))["webhooks"]
+        each.number for each in (await store.ask(lambda moment: moment.minutes(["webhooks"], clock.now())))["webhooks"]
     ] == [first + 1]
     clock.advance("24h")
     await tally_all(store)
-    assert [each.minute for each in (await store.ask(lambda moment: moment.minutes(["webhooks"], 0)))["webhooks"]] == [
+    assert [each.number for each in (await store.ask(lambda moment: moment.minutes(["webhooks"], 0)))["webhooks"]] == [
         first + 1
     ]
 

@@ -307,7 +307,7 @@ def about_standstills(
 
 def _has_started_since(minutes: Iterable[Minute], at: Instant) -> bool:
     """Whether claims have started something, well after that: where all slots are in use, nobody looks at any gate."""
-    return any(each.started and each.minute * MINUTE > at + LONG_OVERDUE for each in minutes)
+    return any(each.started and each.number * MINUTE > at + LONG_OVERDUE for each in minutes)
 
 
 def _time(at: Instant) -> str:

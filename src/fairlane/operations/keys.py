@@ -49,9 +49,9 @@ def chart_of(minutes: Iterable[Minute], now: Instant) -> Chart:
     """The last hour of several queues together."""
     sums: dict[int, Minute] = {}
     for each in minutes:
-        known = sums.get(each.minute)
-        sums[each.minute] = each if known is None else known.and_also(each)
-    shown = [sums.get(number, Minute(minute=number)) for number in _shown(now)]
+        known = sums.get(each.number)
+        sums[each.number] = each if known is None else known.and_also(each)
+    shown = [sums.get(number, Minute(number)) for number in _shown(now)]
     denied: dict[str, int] = {}
     for each in shown:
         for limit, count in each.denied.items():
@@ -90,7 +90,7 @@ def _mean(microseconds: int, count: int) -> float:
 
 def _minute_view(minute: Minute) -> MinuteView:
     return MinuteView(
-        at=as_datetime(minute.minute * MINUTE),
+        at=as_datetime(minute.number * MINUTE),
         arrived=minute.arrived,
         started=minute.started,
         ended=minute.ended,
@@ -128,7 +128,7 @@ def latest(minutes: Iterable[Minute], now: Instant) -> Minute:
 
 
 def _since(minutes: Iterable[Minute], first: int) -> Minute:
-    return reduce(Minute.and_also, (each for each in minutes if each.minute >= first), Minute(minute=first))
+    return reduce(Minute.and_also, (each for each in minutes if each.number >= first), Minute(first))
 
 
 def gauges_of(

@@ -67,7 +67,7 @@ class Seen(msgspec.Struct, frozen=True):
         if since is None:
             return None
         first = max(-(-since // MINUTE), self.until // MINUTE - RECENT)
-        seen = [(each.started, each.claimed_in) for each in self.minutes if each.minute >= first]
+        seen = [(each.started, each.claimed_in) for each in self.minutes if each.number >= first]
         within = [each for _, each in seen if each is not None]
         passed = max(each.last for each in within) - min(each.first for each in within) if within else 0
         started = sum(count for count, _ in seen)

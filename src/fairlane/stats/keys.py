@@ -7,9 +7,14 @@ which all tallies are in; a scope that a policy looks at for the first time is c
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import attrgetter
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlane.clock import SECOND, Instant
 from fairlane.policy.keys import By, select
@@ -33,7 +38,7 @@ NONE_ARRIVED: tuple[int, Instant] = (0, 0)
 NO_NUMBER: tuple[float | None, int] = (None, 0)
 
 
-class Span(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class Span(msgspec.Struct, array_like=True, frozen=True, gc=False, rename={"number": "minute"}):
     """What happened to jobs of a key, or of a queue, within an hour or a minute."""
 
     number: int
@@ -83,29 +88,30 @@ class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The last day, the oldest first; hours in which nothing started or ended are left out."""
     minutes: tuple[Span, ...] = ()
     """The last hour, likewise."""
-    ended: int = 0
-    """What the hours add up to."""
-    failed: int = 0
-    ran: int = 0
+
+    @property
+    def ended(self) -> int:
+        """Within the last day; so are those that failed, and the time that they ran."""
+        return sum(each.ended for each in self.hours)
+
+    @property
+    def failed(self) -> int:
+        return sum(each.failed for each in self.hours)
+
+    @property
+    def ran(self) -> int:
+        return sum(each.ran for each in self.hours)
 
     def at(self, now: Instant) -> KeyFigures:
         """As it is now, if nothing has happened since: what is older than a day, or an hour, is forgotten."""
         hours, minutes = _since(self.hours, now // HOUR - HOURS), _since(self.minutes, now // MINUTE - MINUTES)
-        return self if hours is self.hours and minutes is self.minutes else self._with(hours, minutes)
-
-    def _with(self, hours: tuple[Span, ...], minutes: tuple[Span, ...]) -> KeyFigures:
-        return msgspec.structs.replace(
-            self,
-            hours=hours,
-            minutes=minutes,
-            ended=sum(each.ended for each in hours),
-            failed=sum(each.failed for each in hours),
-            ran=sum(each.ran for each in hours),
-        )
+        if hours is self.hours and minutes is self.minutes:
+            return self
+        return replace(self, hours=hours, minutes=minutes)
 
     def and_also(self, other: KeyFigures) -> KeyFigures:
         """The same key in two partitions, as one."""
-        both = msgspec.structs.replace(
+        return replace(
             self,
             waiting=self.waiting + other.waiting,
             running=self.running + other.running,
@@ -114,8 +120,9 @@ class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
             started_at=max(self.started_at or 0, other.started_at or 0) or None,
             began_at=max(self.began_at or 0, other.began_at or 0) or None,
             run_time=self.run_time or other.run_time,
+            hours=_together(self.hours, other.hours),
+            minutes=_together(self.minutes, other.minutes),
         )
-        return both._with(_together(self.hours, other.hours), _together(self.minutes, other.minutes))
 
     @property
     def is_idle(self) -> bool:
@@ -136,54 +143,22 @@ class Within(msgspec.Struct, frozen=True, array_like=True):
         return (self.last - at) / (self.last - self.first) if self.last > at else 0.0
 
 
-class Minute(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened in a queue within a minute."""
+class Minute(Span, array_like=False, frozen=True, kw_only=True):
+    """What happened in a queue within a minute: stored by the names of its fields, its number as `minute`."""
 
-    minute: int
-    """Since 1970."""
     arrived: int = 0
-    claimed: int = 0
-    unstarted: int = 0
-    """Claims that were given back before they started."""
-    ended: int = 0
-    failed: int = 0
-    lost: int = 0
-    """Of those that ended, how many were lost: nobody knows how long they would have run."""
-    ran: int = 0
-    """Microseconds, of those that ended and were not lost."""
-    waited: int = 0
-    """Microseconds for which those that were claimed had been ready, added up."""
     waited_longest: int = 0
     denied: dict[str, int] = {}
     """How often claims were turned away, by limit."""
     claimed_in: Within | None = None
     ended_in: Within | None = None
 
-    @property
-    def started(self) -> int:
-        return max(0, self.claimed - self.unstarted)
-
-    @property
-    def timed(self) -> int:
-        """Runs of which it is known how long they took."""
-        return self.ended - self.lost
-
     def and_also(self, other: Minute) -> Minute:
         return Minute(
-            minute=self.minute,
+            *_counts(_added(self, other)),
             arrived=self.arrived + other.arrived,
-            claimed=self.claimed + other.claimed,
-            unstarted=self.unstarted + other.unstarted,
-            ended=self.ended + other.ended,
-            failed=self.failed + other.failed,
-            lost=self.lost + other.lost,
-            ran=self.ran + other.ran,
-            waited=self.waited + other.waited,
             waited_longest=max(self.waited_longest, other.waited_longest),
-            denied={
-                limit: self.denied.get(limit, 0) + other.denied.get(limit, 0)
-                for limit in sorted({*self.denied, *other.denied})
-            },
+            denied=dict(sorted((Counter(self.denied) + Counter(other.denied)).items())),
             claimed_in=_within(self.claimed_in, other.claimed_in),
             ended_in=_within(self.ended_in, other.ended_in),
         )
@@ -202,45 +177,24 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     jobs: int = 0
 
 
+@dataclass(slots=True)
 class _Sum:
     """What tallies say of one key."""
 
-    __slots__ = (
-        "arrived",
-        "arrived_at",
-        "began_at",
-        "ended",
-        "failed",
-        "held",
-        "lost",
-        "minutes",
-        "ran",
-        "started",
-        "started_at",
-        "unstarted",
-    )
-
-    def __init__(self) -> None:
-        self.arrived = self.started = self.ended = self.failed = self.unstarted = self.lost = self.ran = 0
-        self.arrived_at: Instant | None = None
-        self.started_at: Instant | None = None
-        self.began_at: Instant | None = None
-        self.held: dict[str, bool] = {}
-        self.minutes: dict[int, Span] = {}
+    arrived: int = 0
+    arrived_at: Instant | None = None
+    started_at: Instant | None = None
+    began_at: Instant | None = None
+    held: dict[str, bool] = field(default_factory=dict)
+    minutes: dict[int, Span] = field(default_factory=dict)
 
     def add(self, told: LaneTally, at: Instant) -> None:
         self.arrived += told.arrived
-        self.started += told.started
-        self.unstarted += told.unstarted
         if told.arrived > 0 or told.newest:
             self.arrived_at = max(self.arrived_at or 0, min(told.newest or at, at))
         if told.started:
             self.started_at = at
         if told.ended:
-            self.ended += told.ended
-            self.failed += told.failed
-            self.lost += told.lost
-            self.ran += told.ran
             self.began_at = max(self.began_at or 0, told.latest) or None
         if told.ended or told.started or told.unstarted:
             minute = at // MINUTE
@@ -248,36 +202,26 @@ class _Sum:
             known = self.minutes.get(minute)
             self.minutes[minute] = more if known is None else _added(known, more)
 
-    @property
-    def hours(self) -> list[Span]:
-        return [_renumbered(each, each.number * MINUTE // HOUR) for each in self.minutes.values()]
-
 
 class Sums:
     """Tallies of one queue, added up: in the order in which they were told."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._keys: dict[Place, _Sum] = {}
+        self._keys: defaultdict[Place, _Sum] = defaultdict(_Sum)
         self._minutes: dict[int, Minute] = {}
 
     def add(self, told: Tally) -> None:
         for lane in told.lanes:
             for by in self._policy.scopes:
-                self._at((by, select(by, lane.keys, lane.priority))).add(lane, told.at)
+                self._keys[by, select(by, lane.keys, lane.priority)].add(lane, told.at)
         for gate in told.gates:
             place = place_of_gate(self._policy, gate.limit, gate.key)
             if place is not None:
-                self._at(place).held[gate.limit] = gate.is_held
+                self._keys[place].held[gate.limit] = gate.is_held
         minute = _minute(told)
-        known = self._minutes.get(minute.minute)
-        self._minutes[minute.minute] = minute if known is None else known.and_also(minute)
-
-    def _at(self, place: Place) -> _Sum:
-        found = self._keys.get(place)
-        if found is None:
-            found = self._keys[place] = _Sum()
-        return found
+        known = self._minutes.get(minute.number)
+        self._minutes[minute.number] = minute if known is None else known.and_also(minute)
 
     @property
     def places(self) -> list[Place]:
@@ -291,20 +235,7 @@ class Sums:
 
     def over_hours(self, known: Iterable[Span], now: Instant) -> tuple[Span, ...]:
         """The last day of the queue, hour by hour, given what is known of it."""
-        told = [
-            Span(
-                each.minute * MINUTE // HOUR,
-                each.ended,
-                each.failed,
-                each.ran,
-                each.claimed,
-                each.waited,
-                each.unstarted,
-                each.lost,
-            )
-            for each in self._minutes.values()
-        ]
-        return _since(_together(known, told), now // HOUR - HOURS)
+        return _since(_together(known, _in_hours(self._minutes.values())), now // HOUR - HOURS)
 
     def applied_to(
         self, known: Mapping[Place, KeyFigures], now: Instant, places: Iterable[Place] | None = None
@@ -474,12 +405,12 @@ class Recent:
             ended[release.lane] = ended.get(release.lane, 0) + release.ended + release.unstarted
         for place, lane in lanes.items():
             running = max(0, lane.in_flight - ended.get(lane.id, 0))
-            lanes[place] = msgspec.structs.replace(lane, in_flight=running)
+            lanes[place] = replace(lane, in_flight=running)
         for came in self.lanes or ():
             if self._policy.flow_key(came.priority, came.keys) == flow:
                 place = (came.priority, *sorted(came.keys.items()))
                 lane = lanes.get(place) or LaneRow(b"", b"", came.priority, came.keys, 0, 0, 0, 0, 0, None, 0.0)
-                lanes[place] = msgspec.structs.replace(lane, ready=lane.ready + came.arrived)
+                lanes[place] = replace(lane, ready=lane.ready + came.arrived)
         return list(lanes.values())
 
     @property
@@ -502,9 +433,9 @@ class Recent:
 
     def over_minutes(self, known: Iterable[Minute]) -> list[Minute]:
         """Minutes as they are now, in their order."""
-        sums = {each.minute: each for each in known}
+        sums = {each.number: each for each in known}
         for each in self._sums.minutes:
-            sums[each.minute] = sums.get(each.minute, Minute(minute=each.minute)).and_also(each)
+            sums[each.number] = sums.get(each.number, Minute(each.number)).and_also(each)
         return [sums[minute] for minute in sorted(sums)]
 
 
@@ -521,20 +452,21 @@ def _after(
     held_now: Mapping[str, bool] = NONE_HELD,
 ) -> KeyFigures:
     came, newest = arrived
-    waiting = max(0, known.waiting + told.arrived + came - told.started)
+    sums = reduce(_added, told.minutes.values(), Span(0))
+    waiting = max(0, known.waiting + told.arrived + came - sums.claimed)
     held = {*known.held_by}
     for said in (told.held, held_now):
         held |= {limit for limit, is_held in said.items() if is_held}
         held -= {limit for limit, is_held in said.items() if not is_held}
     run_time = known.run_time
-    if timed := told.ended - told.lost:
-        run_time = smoothed(run_time, told.ran / timed / SECOND, timed)
-    running = max(0, known.running + told.started - told.ended - told.unstarted)
+    if sums.timed:
+        run_time = smoothed(run_time, sums.ran / sums.timed / SECOND, sums.timed)
+    running = max(0, known.running + sums.claimed - sums.ended - sums.unstarted)
     started_at = told.started_at or known.started_at
     began_at = max(known.began_at or 0, told.began_at or 0) or None
-    if not running and (began_at or told.unstarted):
+    if not running and (began_at or sums.unstarted):
         started_at = began_at  # whatever else was claimed since was given back
-    after = msgspec.structs.replace(
+    after = replace(
         known,
         waiting=waiting,
         running=running,
@@ -543,9 +475,9 @@ def _after(
         started_at=started_at,
         began_at=began_at,
         run_time=run_time,
+        hours=_together(known.hours, _in_hours(told.minutes.values())),
+        minutes=_together(known.minutes, told.minutes.values()),
     )
-    if told.minutes:
-        after = after._with(_together(known.hours, told.hours), _together(known.minutes, told.minutes.values()))
     return after.at(now)
 
 
@@ -553,21 +485,14 @@ def _together(known: Iterable[Span], more: Iterable[Span]) -> tuple[Span, ...]:
     """In their order. What is new is nearly always of the last one that is known, or comes after it."""
     spans = list(known)
     for each in more:
-        if not spans or each.number > spans[-1].number:
-            spans.append(each)
-        elif each.number == spans[-1].number:
-            spans[-1] = _added(spans[-1], each)
+        at = len(spans)
+        if spans and each.number <= spans[-1].number:
+            at = bisect_left(spans, each.number, key=attrgetter("number"))
+        if at < len(spans) and spans[at].number == each.number:
+            spans[at] = _added(spans[at], each)
         else:
-            at = bisect_left(spans, each.number, key=_number)
-            if spans[at].number == each.number:
-                spans[at] = _added(spans[at], each)
-            else:
-                spans.insert(at, each)
+            spans.insert(at, each)
     return tuple(spans)
-
-
-def _number(span: Span) -> int:
-    return span.number
 
 
 def _since(spans: tuple[Span, ...], oldest: int) -> tuple[Span, ...]:
@@ -577,8 +502,13 @@ def _since(spans: tuple[Span, ...], oldest: int) -> tuple[Span, ...]:
     return tuple(each for each in spans if each.number > oldest)
 
 
-def _renumbered(span: Span, number: int) -> Span:
-    return msgspec.structs.replace(span, number=number)
+def _in_hours(minutes: Iterable[Span]) -> list[Span]:
+    """Minutes, each as what happened in its hour."""
+    return [Span(each.number * MINUTE // HOUR, *_counts(each)[1:]) for each in minutes]
+
+
+def _counts(span: Span) -> Sequence[int]:
+    return msgspec.structs.astuple(span)[:8]
 
 
 def _added(one: Span, other: Span) -> Span:
@@ -595,24 +525,23 @@ def _added(one: Span, other: Span) -> Span:
 
 
 def _minute(told: Tally) -> Minute:
-    denied: dict[str, int] = {}
+    denied: Counter[str] = Counter()
     for gate in told.gates:
-        if gate.denied:
-            denied[gate.limit] = denied.get(gate.limit, 0) + gate.denied
+        denied[gate.limit] += gate.denied
     claimed = sum(lane.started for lane in told.lanes)
     ended = sum(lane.ended for lane in told.lanes)
     return Minute(
-        minute=told.at // MINUTE,
+        told.at // MINUTE,
+        ended,
+        sum(lane.failed for lane in told.lanes),
+        sum(lane.ran for lane in told.lanes),
+        claimed,
+        told.waited,
+        sum(lane.unstarted for lane in told.lanes),
+        sum(lane.lost for lane in told.lanes),
         arrived=sum(lane.arrived for lane in told.lanes if lane.arrived > 0),
-        claimed=claimed,
-        unstarted=sum(lane.unstarted for lane in told.lanes),
-        ended=ended,
-        failed=sum(lane.failed for lane in told.lanes),
-        lost=sum(lane.lost for lane in told.lanes),
-        ran=sum(lane.ran for lane in told.lanes),
-        waited=told.waited,
         waited_longest=told.waited_longest,
-        denied=denied,
+        denied=dict(+denied),
         claimed_in=Within(told.at, told.at) if claimed else None,
         ended_in=Within(told.at, told.at) if ended else None,
     )
@@ -638,7 +567,7 @@ def place_of_gate(policy: Policy, limit: str, key: Sequence[str | None]) -> Plac
 def still_held(policy: Policy, figures: KeyFigures) -> KeyFigures:
     """A key without the limits that are no more. A pause may always come back."""
     held_by = tuple(name for name in figures.held_by if policy.bound_named(name) is not None)
-    return msgspec.structs.replace(figures, held_by=held_by)
+    return replace(figures, held_by=held_by)
 
 
 def changes_of_held(before: Iterable[KeyFigures], after: Iterable[KeyFigures]) -> dict[str, Held]:

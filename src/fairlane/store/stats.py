@@ -292,7 +292,7 @@ class Moment:
         stored = _by_name((yield _query("select_minutes", list(queues), first)), stats_rows.decode_minute)
         recents = yield from self._recents_of(queues)
         found = {name: recent.over_minutes(stored.get(name, ())) for name, recent in recents.items()}
-        return {name: [each for each in found.get(name, ()) if each.minute >= first] for name in queues}
+        return {name: [each for each in found.get(name, ()) if each.number >= first] for name in queues}
 
     # Keys.
 

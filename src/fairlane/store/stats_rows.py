@@ -76,7 +76,7 @@ def sought(search: str) -> str | None:
 def key_figures(row: Row) -> KeyFigures:
     """A row of a key as its figures: scope, key, waiting, running, ended, failed, ran, arrived_at, started_at,
     began_at, run_time, held_by, hours, minutes."""
-    scope, key, waiting, running, ended, failed, ran, *times, run_time, held_by, hours, minutes = row
+    scope, key, waiting, running, _, _, _, *times, run_time, held_by, hours, minutes = row
     arrived_at, started_at, began_at = times
     return KeyFigures(
         by=_by(scope),
@@ -90,9 +90,6 @@ def key_figures(row: Row) -> KeyFigures:
         run_time=run_time,
         hours=decode_hours(hours),
         minutes=() if minutes is None else _read_minutes(minutes),
-        ended=ended,
-        failed=failed,
-        ran=ran,
     )
 
 

@@ -244,13 +244,13 @@ class _AddingUp:
     @property
     def minutes(self) -> list[int]:
         """The minutes that were told of."""
-        return [each.minute for each in self._sums.minutes]
+        return [each.number for each in self._sums.minutes]
 
     def changed_minutes(self, found: Iterable[str]) -> list[tuple[int, str]]:
         """What becomes of them, given what is stored: each with its figures."""
-        known = {each.minute: each for each in map(stats_rows.decode_minute, found)}
-        after = [known.get(each.minute, Minute(minute=each.minute)).and_also(each) for each in self._sums.minutes]
-        return [(each.minute, stats_rows.encode(each)) for each in after]
+        known = {each.number: each for each in map(stats_rows.decode_minute, found)}
+        after = [known.get(each.number, Minute(each.number)).and_also(each) for each in self._sums.minutes]
+        return [(each.number, stats_rows.encode(each)) for each in after]
 
     @property
     def minutes_from(self) -> int:
