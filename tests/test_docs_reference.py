@@ -29,7 +29,7 @@ from fairlane.cli.program import program
 from fairlane.clock import microseconds
 from fairlane.job import Claim
 from fairlane.operations import Operations
-from fairlane.policy.policy import KINDS
+from fairlane.policy.limits import KINDS
 from fairlane.scheduler import settlement
 from fairlane.task import TaskOptions
 from fairlane.worker import WorkerOptions

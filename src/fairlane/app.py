@@ -61,8 +61,8 @@ from fairlane.operations.metrics import limits_waited_for
 from fairlane.parameters import check_value, checked, known_options, shown
 from fairlane.policy.division import divided
 from fairlane.policy.fair import Fair
-from fairlane.policy.gates import Limit
 from fairlane.policy.keys import normalize_by
+from fairlane.policy.limits import Limit
 from fairlane.policy.policy import Policy, check_agreement, checked_limits, refuse_pointless
 from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Unique

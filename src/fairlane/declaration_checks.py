@@ -14,8 +14,8 @@ from fairlane import parameters
 from fairlane.clock import duration_of
 from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.parameters import is_storable, refuse_unknown_option, shown
-from fairlane.policy.gates import Limit, is_whole
 from fairlane.policy.keys import BUILT_IN, MAX_KEY_BYTES, NAME, normalize_by
+from fairlane.policy.limits import Limit, is_whole
 from fairlane.policy.partitions import checked_width, parse_partition
 from fairlane.policy.policy import Policy
 from fairlane.task import Duration, KeySource, Task

@@ -14,7 +14,7 @@ from uuid import UUID
 from fairlane import App, Concurrency, Fair, Rate
 from fairlane.clock import SECOND, ManualClock
 from fairlane.job import Claim, State
-from fairlane.policy.gates import Limit
+from fairlane.policy.limits import Limit
 from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, settle
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store, WorkerIdentity

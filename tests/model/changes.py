@@ -31,7 +31,7 @@ from fairlane.operations import Intent, change_partitions
 from fairlane.policy import AdaptiveConcurrency, Breaker, Concurrency, Fair, Policy, Rate
 from fairlane.policy import Sequence as InSequence
 from fairlane.policy.division import divided
-from fairlane.policy.gates import Limit
+from fairlane.policy.limits import Limit
 from fairlane.policy.overrides import Kind, Override
 from fairlane.policy.partitions import partition_name, partition_of
 from fairlane.policy.policy import read_limit

@@ -14,7 +14,8 @@ from fairlane.clock import SECOND
 from fairlane.errors import InvalidPolicy
 from fairlane.policy import Breaker, Policy
 from fairlane.policy.breaker import REMEMBERED, Closed, Opened, Probing
-from fairlane.policy.gates import UNBOUNDED, Reason, Why
+from fairlane.policy.gates import Reason, Why
+from fairlane.policy.limits import UNBOUNDED
 from fairlane.scheduler.board import Gate
 from fairlane.scheduler.snapshot import GateRow, Release
 

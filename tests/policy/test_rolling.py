@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from fairlane.errors import InvalidPolicy
 from fairlane.policy import Policy, Rate
-from fairlane.policy.gates import GateState
-from fairlane.policy.limits import EXACT_ENTRIES, SLICES
+from fairlane.policy.gates import EXACT_ENTRIES, SLICES, GateState
 from fairlane.scheduler.snapshot import Release
 
 NOW = 1_900_000_000_000_000

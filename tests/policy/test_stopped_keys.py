@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.policy import AdaptiveConcurrency, Backlog, Breaker, Concurrency, Policy, Rate, Sequence
-from fairlane.policy.gates import Limit
-from fairlane.policy.overrides import Kind, Override, Overrides, PauseGate, pause_name
+from fairlane.policy.limits import Limit
+from fairlane.policy.overrides import Kind, Override, Overrides, pause_name, paused_by
 
 NAME = "concurrency:account"
 NUMBERS = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2), min_size=1)
@@ -85,11 +85,9 @@ def test_a_limit_of_nothing_stops_every_key() -> None:
 
 @given(st.lists(st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True), unique=True))
 def test_a_pause_is_known_by_the_name_of_its_gates(names: list[str]) -> None:
-    found = PauseGate.of_name(pause_name(tuple(names)))
-    assert found is not None
-    assert found.by == tuple(names)
+    assert paused_by(pause_name(tuple(names))) == tuple(names)
 
 
 @pytest.mark.parametrize("name", [NAME, "rate/60s:pause", "moving:", "", "pause"])
 def test_no_limit_is_taken_for_a_pause(name: str) -> None:
-    assert PauseGate.of_name(name) is None
+    assert paused_by(name) is None

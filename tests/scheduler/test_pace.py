@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fairlane import AdaptiveConcurrency, Breaker, Concurrency, Fair, Rate, Sequence
 from fairlane.clock import SECOND, Instant
-from fairlane.policy.gates import Limit
+from fairlane.policy.limits import Limit
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.snapshot import AHEAD, LEAD, Pace, Passed, Plan, Start
 from fairlane.simulation.memory import MemoryQueue

@@ -13,8 +13,7 @@ import msgspec
 
 from fairlane.clock import SECOND
 from fairlane.policy.fair import Fair
-from fairlane.policy.gates import Limit
-from fairlane.policy.limits import Concurrency, Rate
+from fairlane.policy.limits import Concurrency, Limit, Rate
 from fairlane.simulation.measures import jain_index, most_at_once, most_within
 
 LIMITS = (Concurrency(5, by="tenant"), Rate(100, per="1s", burst=20, by="endpoint"))

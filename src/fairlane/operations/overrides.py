@@ -23,7 +23,7 @@ from fairlane.operations.requests import (
     partitions_of,
     scope_of,
 )
-from fairlane.policy.gates import Limit
+from fairlane.policy.limits import Limit
 from fairlane.policy.overrides import Amendment, Kind, Override, Overrides, Scope, amend, everyone_in, without_effect
 from fairlane.policy.partitions import parse_partition
 from fairlane.policy.policy import BoundLimit, Policy

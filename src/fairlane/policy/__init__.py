@@ -4,9 +4,9 @@ from fairlane.policy.adaptive import AdaptiveConcurrency
 from fairlane.policy.backlog import Backlog, FullBacklog
 from fairlane.policy.breaker import Breaker
 from fairlane.policy.fair import Fair
-from fairlane.policy.gates import Limit, Reason
+from fairlane.policy.gates import Reason
 from fairlane.policy.keys import Keys, canonical_key, canonical_keys, flow_id, gate_id, lane_id
-from fairlane.policy.limits import Concurrency, Rate
+from fairlane.policy.limits import Concurrency, Limit, Rate
 from fairlane.policy.partitions import partition_for, partition_number
 from fairlane.policy.policy import BoundLimit, Level, Policy
 from fairlane.policy.retry import Backoff

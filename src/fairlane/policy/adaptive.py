@@ -19,20 +19,18 @@ from msgspec.structs import replace
 from fairlane.clock import SECOND, Instant, duration_text
 from fairlane.errors import InvalidPolicy
 from fairlane.parameters import known_options, shown
-from fairlane.policy.gates import (
+from fairlane.policy.gates import Ending, GateState, Reason, Why
+from fairlane.policy.keys import By, normalize_by, repr_by
+from fairlane.policy.limits import (
     MAX_COUNT,
-    Ending,
-    GateState,
+    SMOOTHING,
     Limit,
-    Reason,
-    Why,
     as_whole,
     duration_above_zero,
     is_number,
     is_whole,
+    smoothed,
 )
-from fairlane.policy.keys import By, normalize_by, repr_by
-from fairlane.policy.limits import SMOOTHING, smoothed
 
 START = 10
 MOST = 1_000
@@ -214,10 +212,6 @@ class AdaptiveConcurrency(Limit):
     @property
     def least_and_most(self) -> tuple[int, int]:
         return self.min, self.max
-
-    @classmethod
-    def needed(cls) -> tuple[str, ...]:
-        return ()
 
     def usual(self) -> dict[str, Any]:
         return {**AdaptiveConcurrency().to_document(), "start": _clamped(START, self.min, self.max)}

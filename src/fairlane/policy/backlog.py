@@ -17,8 +17,9 @@ from fairlane.clock import Instant
 from fairlane.errors import InvalidPolicy
 from fairlane.job import NewJob
 from fairlane.parameters import known_options, shown
-from fairlane.policy.gates import MAX_COUNT, UNBOUNDED, Ending, GateState, Limit, Reason, Why, as_whole, is_whole
+from fairlane.policy.gates import Ending, GateState, Reason, Why
 from fairlane.policy.keys import By, Keys, key_words, normalize_by, repr_by, select
+from fairlane.policy.limits import MAX_COUNT, UNBOUNDED, Limit, as_whole, is_whole
 
 if TYPE_CHECKING:
     from fairlane.policy.policy import Policy
@@ -45,6 +46,7 @@ class Backlog(Limit):
 
     kind = "backlog"
     parts = ("max", "when_full")
+    needed = ("max",)
     is_of_producers = True
     is_rung_by_arrivals = True
     is_held_by_runs = False
@@ -89,10 +91,6 @@ class Backlog(Limit):
     @property
     def counted(self) -> str:
         return f"ready, {self.when_full}"
-
-    @property
-    def least_and_most(self) -> tuple[int, int]:
-        return self.max, self.max
 
     def usual(self) -> dict[str, Any]:
         return {"when_full": "signal"}

@@ -20,20 +20,9 @@ import msgspec
 from fairlane.clock import SECOND, Instant, duration_text
 from fairlane.errors import InvalidPolicy
 from fairlane.parameters import known_options, shown
-from fairlane.policy.gates import (
-    MAX_COUNT,
-    UNBOUNDED,
-    Ending,
-    GateState,
-    Limit,
-    Reason,
-    Why,
-    as_whole,
-    duration_above_zero,
-    is_whole,
-    time_words,
-)
+from fairlane.policy.gates import Ending, GateState, Reason, Why
 from fairlane.policy.keys import By, normalize_by, repr_by
+from fairlane.policy.limits import MAX_COUNT, UNBOUNDED, Limit, as_whole, duration_above_zero, is_whole, time_words
 
 MOST_FAILURES = 100
 """The gate keeps when each of them was claimed."""
@@ -236,10 +225,6 @@ class Breaker(Limit):
     def with_bound(self, bound: float) -> Breaker:
         """With another number of failures."""
         return self.from_document({**self.to_document(), "failures": as_whole(bound)})
-
-    @classmethod
-    def needed(cls) -> tuple[str, ...]:
-        return ()
 
     def usual(self) -> dict[str, Any]:
         return Breaker().to_document()

@@ -27,8 +27,8 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant
 from fairlane.errors import InvalidPolicy
-from fairlane.policy.gates import Limit
 from fairlane.policy.keys import BUILT_IN, By
+from fairlane.policy.limits import Limit
 from fairlane.policy.partitions import Partition, partition_name
 from fairlane.policy.policy import Policy, read_limit
 from fairlane.policy.sequence import Sequence

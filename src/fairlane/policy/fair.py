@@ -8,8 +8,9 @@ from typing import Any, Literal, Never
 
 from fairlane.errors import InvalidPolicy
 from fairlane.parameters import known_options, shown
-from fairlane.policy.gates import FROM_JOB, FromJob, Source, from_job, is_number, named_numbers
+from fairlane.policy.gates import FROM_JOB, FromJob, Source, from_job
 from fairlane.policy.keys import By, normalize_by
+from fairlane.policy.limits import is_number, named_numbers
 
 Charge = Literal["time", "count"]
 

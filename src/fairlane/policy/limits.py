@@ -1,4 +1,4 @@
-"""Concurrency and rates: the arithmetic of their gates.
+"""What every limit is; concurrency and rates, with the arithmetic of their gates.
 
 A gate of these keeps two numbers: how many jobs are in flight, and (for rates) the theoretical arrival time of GCRA.
 That of a rolling rate remembers its starts instead (see `take_in_window`). Each limit says how much room a gate has,
@@ -8,37 +8,42 @@ what a start costs, and when a shut gate opens. All in whole numbers: what a lim
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar, Self, TypeGuard, TypeVar
 
-from fairlane.clock import SECOND, Instant
-from fairlane.errors import InvalidPolicy
+from fairlane.clock import SECOND, Instant, duration_text, microseconds
+from fairlane.errors import ConfigurationError, InvalidKey, InvalidPolicy
 from fairlane.parameters import known_options, shown
 from fairlane.policy.gates import (
+    AT_REST,
     FROM_JOB,
-    MAX_COUNT,
     Ending,
     FromJob,
     GateState,
-    Limit,
     Reason,
     Source,
     Why,
-    as_whole,
-    duration_above_zero,
     from_job,
-    is_number,
-    is_whole,
-    named_numbers,
-    number_words,
-    time_words,
+    give_back_in_window,
+    postpone_in_window,
+    room_in_window,
+    take_in_window,
+    window_opens_at,
 )
-from fairlane.policy.keys import By, checked_name, normalize_by, repr_by, repr_name
+from fairlane.policy.keys import By, canonical_key, checked_name, normalize_by, repr_by, repr_name
 
+T = TypeVar("T")
+
+UNBOUNDED = 1 << 31
+MAX_COUNT = 1_000_000_000
+UNTIL_BROUGHT = 1
+"""What holds for a key none of whose jobs has brought a number: they were enqueued under a policy that did not ask for
+one. The least with which they run."""
 LONGEST_INTERVAL = 100 * 365 * 86_400 * SECOND
 SMOOTH = SECOND // 2
 """A bucket that holds less than this much of its rate is a smooth one: what it does not give at its time is lost."""
@@ -49,6 +54,274 @@ HEARD_WITHIN = SECOND // 10
 LATEST_IN_WINDOW = SECOND // 20
 LONGEST_DEBT = 4 * 10**18
 """Microseconds: an instant must stay what a database can hold."""
+
+
+KINDS: dict[str, type[Limit]] = {}
+"""Every kind that policies may have, by what its document is told by."""
+
+
+class Limit:
+    """A bound with a scope. It keeps its state in gates and changes nothing else.
+
+    A kind of limit is one class: it reads and writes its document, says in words what it does and why it holds a job
+    back, and tells simulations and estimates how it goes on. What is said here is true of most kinds.
+
+    A limit that is asked in the wrong order does no harm, but must never admit more than it says: `take` follows
+    `room_at`, at the same instant, under the same lock.
+    """
+
+    __slots__ = ()
+
+    kind: ClassVar[str] = ""
+    """What its document is told by. A class that has one is known to policies: see `KINDS`."""
+    parts: ClassVar[tuple[str, ...]] = ()
+    """What its document holds beside its kind, its scope and its name: attributes that its constructor takes."""
+    needed: ClassVar[tuple[str, ...]] = ()
+    """Those of them that have no default."""
+    times: ClassVar[frozenset[str]] = frozenset()
+    """Those of them that are times: whole microseconds here, and "1m" for people."""
+    is_declared: ClassVar[bool] = True
+    """Whether it belongs to policies. What operators and changes of partitions put in the way are gates too."""
+    is_learning: ClassVar[bool] = False
+    """Whether it shuts by what it learns from jobs that end."""
+    is_of_starts: ClassVar[bool] = False
+    """Whether it holds jobs back for how often others start, and not for what runs."""
+    is_of_producers: ClassVar[bool] = False
+    """Whether it counts who waits, for producers, and holds nobody back."""
+    is_rung_by_arrivals: ClassVar[bool] = False
+    """Whether jobs that become ready change its gates: see `arrive` and `resume`."""
+    is_held_by_runs: ClassVar[bool] = True
+    """Whether a job that runs takes up a place of another one."""
+    is_shareable: ClassVar[bool] = False
+    """Whether several queues can keep it together."""
+
+    by: By
+    name: str | None = None
+    """What several queues share it by: one limit with one state. `None`: it is its queue's own."""
+    counts_in_flight: bool = True
+    """Whether it counts what runs: its gates are counted again when the policy changes."""
+    named: Mapping[str, float] = {}
+    """The keys that it holds for, each with its number, if it does not hold for all."""
+    from_job: FromJob | None = None
+    """Where its number comes from, if jobs bring it along."""
+    is_foreseen: bool = True
+    """Whether estimates reckon with it: nobody knows when an operator lifts what he has put in the way."""
+
+    def __init_subclass__(cls) -> None:
+        if cls.kind:
+            KINDS[cls.kind] = cls
+
+    @property
+    def identity(self) -> str:
+        """Names the limit's state. The bound itself is left out: changing it keeps what the gates hold."""
+        return f"{self.kind}:{','.join(self.by)}"
+
+    def _set(self, **values: object) -> None:
+        """What a constructor has checked: limits are frozen."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    # What a claim asks.
+
+    def room_at(self, gate: GateState, now: Instant) -> int:
+        """How many jobs may start now."""
+        raise NotImplementedError
+
+    def take(self, gate: GateState, now: Instant, count: int) -> None:
+        """Charge jobs that start."""
+        gate.in_flight += count
+
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
+        """The jobs that were taken now start up to `lag` microseconds later: whoever counts their starts must find the
+        limit kept. `before` is what `tat` was before them. A claimed job holds its place, started or not."""
+
+    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+        """Take note of claims of one task that ended; say whether the gate has changed.
+
+        `held` is for how long those that never started were held, in microseconds; `None` where another policy had
+        charged them.
+        """
+        left = gate.in_flight - ending.ended - ending.unstarted
+        gate.in_flight = left if left > 0 else 0
+        return True
+
+    def arrive(self, gate: GateState, count: int) -> bool:
+        """Jobs became ready, or (below zero) ceased to be; say whether the gate has changed."""
+        return False
+
+    def resume(self, gate: GateState, count: int) -> bool:
+        """Jobs that had kept their place are ready again, or will never be; say whether the gate has changed."""
+        return False
+
+    def opens_again_at(self, gate: GateState) -> Instant | None:
+        """For a gate without room: the first instant at which it has some by itself; `None`: not by time."""
+        return None
+
+    def carry_over(self, gate: GateState, now: Instant) -> None:
+        """Make the state its own that this limit left when it had another bound. `in_flight` is counted anew."""
+
+    @property
+    def paced(self) -> Rate | None:
+        """Itself, if its starts are worth planning one by one."""
+        return None
+
+    # What people ask.
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        """What a gate without room has to say."""
+        raise NotImplementedError
+
+    def describe(self, where: str) -> str:
+        """In words, what it does, for each key or in the whole queue; without a full stop."""
+        return repr(self)
+
+    # Other numbers for single keys.
+
+    def at(self, values: Sequence[str | None], value: float | None) -> Self | None:
+        """What holds at one key, with `value` in place of the declared number if there is one; `None`: nothing."""
+        if value is None and self.from_job is not None:
+            value = UNTIL_BROUGHT
+        elif value is None:
+            if not self.named:
+                return self
+            value = None if values[0] is None else self.named.get(values[0])
+        return None if value is None else self.with_bound(value)
+
+    def with_bound(self, bound: float) -> Self:
+        """The same limit with another number, for an operator who overrides it; refused where it makes no sense."""
+        raise NotImplementedError
+
+    # What a policy asks that has several of them.
+
+    @property
+    def has_one_number(self) -> bool:
+        """Whether it has a fixed number, the same for all keys."""
+        return not self.named and self.from_job is None
+
+    @property
+    def counted(self) -> str | None:
+        """What it counts; `None`: nothing that can be compared with another limit of its scope."""
+        return None
+
+    @property
+    def least_and_most(self) -> tuple[int, int]:
+        """Between which numbers its bound lies: of most kinds it stays where it is."""
+        bound = int(self.why(AT_REST, 0).bound)
+        return bound, bound
+
+    def never_binds(self, beside: Any) -> bool:
+        """Whether another limit that counts the same, for the same keys, always binds before it."""
+        return bool(self.least_and_most[0] >= beside.least_and_most[1])
+
+    # How it goes on: for simulations and estimates.
+
+    def nth_at(self, gate: GateState, now: Instant, nth: int, turn: int) -> Instant | None:
+        """When the `nth` job from now may start, if each starts as soon as this limit lets it and its place is free
+        again a `turn` later. What runs now is taken to have just begun. `None`: not by time, nor by what runs."""
+        place, later = self.round_of(gate, now, nth, turn)
+        if self.counts_in_flight and self.why(gate, now).bound > 0:
+            return now + later
+        first = self._place_at(gate, now, place)
+        return None if first is None else first + later
+
+    def round_of(self, gate: GateState, now: Instant, nth: int, turn: int) -> tuple[int, int]:
+        """Places of a cap come round with every run: which of them the `nth` job takes, and how much later than the
+        first that took it."""
+        if self.counts_in_flight and (places := int(self.why(gate, now).bound)) > 0:
+            waiting = nth - max(0, places - gate.in_flight)
+            if waiting > 0:
+                rounds, place = divmod(waiting - 1, places)
+                return place + 1, (rounds + 1) * turn
+        return nth, 0
+
+    def _place_at(self, gate: GateState, now: Instant, place: int) -> Instant | None:
+        """When a place is free for the first time."""
+        opens = now if self.room_at(gate, now) > 0 else self.opens_again_at(gate)
+        return None if opens is None else max(now, opens)
+
+    def take_many(self, gate: GateState, now: Instant, count: int, turn: int) -> tuple[Instant, int] | None:
+        """Charge a bundle of jobs, one after the other where there is no room for all. Returns until when it holds how
+        many places, if runs hold any."""
+        places = min(count, self.room_at(gate, now))
+        self.take(gate, now, places)
+        return (now + -(-count // places) * turn, places) if self.counts_in_flight else None
+
+    # Its document.
+
+    def to_document(self) -> dict[str, Any]:
+        """What is stored; `from_document` reads it back."""
+        parts = {part: getattr(self, part) for part in self.parts}
+        # A name is left out where there is none: what was stored before reads, and compares, as before.
+        name = {} if self.name is None else {"name": self.name}
+        return {"kind": self.kind, **parts, "by": list(self.by), **name}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Self:
+        """The limit of a document that was stored, or that people wrote: see `written`."""
+        return cls(**cls.read(document))
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> dict[str, Any]:
+        """What its constructor takes, from a document."""
+        given = {part: document[part] for part in cls.parts if part in document}
+        for part in cls.times & given.keys():
+            if isinstance(given[part], int):
+                given[part] = timedelta(microseconds=given[part])
+        if missing := [part for part in cls.needed if part not in given]:
+            raise KeyError(missing[0])
+        name = {"name": document["name"]} if document.get("name") is not None else {}
+        return {**given, "by": document.get("by") or (), **name}
+
+    def usual(self) -> dict[str, Any]:
+        """What goes without saying in its document."""
+        return {}
+
+    def written(self) -> dict[str, Any]:
+        """Its document as people write it: without what goes without saying."""
+        document, usual = self.to_document(), self.usual()
+        by = document.pop("by")
+        said = {part: value for part, value in document.items() if part == "kind" or value != usual.get(part, _UNSAID)}
+        for part in self.times & said.keys():
+            said[part] = duration_text(said[part])
+        return {**said, "by": by[0] if len(by) == 1 else by} if by else said
+
+
+_UNSAID = object()
+
+
+class Obstacle(Limit):
+    """What policies do not declare: where lanes wait whose key is paused, or moves to another partition. It is shut, or
+    was and is open again. It counts nothing: starts and ends leave its gates as they are."""
+
+    __slots__ = ("_is_shut", "by", "is_foreseen", "reason")
+
+    is_declared = False
+    is_held_by_runs = False
+    counts_in_flight = False
+
+    def __init__(self, reason: Reason, by: By = (), *, is_shut: bool = True) -> None:
+        self.reason = reason
+        self.by = by
+        self.is_foreseen = reason is not Reason.PAUSED
+        self._is_shut = is_shut
+
+    def __repr__(self) -> str:
+        return f"Obstacle({self.reason}, {self.by!r}, is_shut={self._is_shut})"
+
+    def room_at(self, gate: GateState, now: Instant) -> int:
+        return 0 if self._is_shut else UNBOUNDED
+
+    def take(self, gate: GateState, now: Instant, count: int) -> None: ...
+
+    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+        return False
+
+    def why(self, gate: GateState, now: Instant) -> Why:
+        return Why(self.reason, 0, 0)
+
+    def describe(self, where: str) -> str:
+        what = "a pause" if self.reason is Reason.PAUSED else "a move to another partition"
+        return f"{what} by {', '.join(self.by)}" if self.by else f"{what} of the queue"
 
 
 @known_options
@@ -72,7 +345,7 @@ class Concurrency(Limit):
     name: str | None
 
     kind = "concurrency"
-    parts = ("max",)
+    parts = needed = ("max",)
     is_shareable = True
     counted = "in flight"
 
@@ -116,10 +389,6 @@ class Concurrency(Limit):
 
     def with_bound(self, bound: float) -> Concurrency:
         return _concurrency(as_whole(bound), self.by, self.name)
-
-    @property
-    def least_and_most(self) -> tuple[int, int]:
-        return self.max, self.max
 
     def to_document(self) -> dict[str, Any]:
         return {**Limit.to_document(self), "max": FROM_JOB if self.from_job else dict(self.named) or self.max}
@@ -168,6 +437,7 @@ class Rate(Limit):
 
     kind = "rate"
     parts = ("limit", "per", "burst")
+    needed = ("limit", "per")
     times = frozenset({"per"})
     is_shareable = True
     is_of_starts = True
@@ -421,12 +691,11 @@ class Rate(Limit):
     def from_document(cls, document: Mapping[str, Any]) -> Rate:
         return cls(**cls.read(document), rolling=document["kind"] == "rolling_rate")
 
-    @classmethod
-    def needed(cls) -> tuple[str, ...]:
-        return "limit", "per"
-
     def usual(self) -> dict[str, Any]:
         return {"burst": _default_burst(self.limit) if self.limit else None}
+
+
+KINDS["rolling_rate"] = Rate
 
 
 @lru_cache(maxsize=4_096, typed=True)
@@ -475,110 +744,64 @@ def _time(amount: int) -> str:
     return f"{seconds:g} s" if seconds < 120 else f"{seconds / 60:g} min"
 
 
-EXACT_ENTRIES = 1_000
-"""So many instants are remembered one by one."""
-SLICES = 500
-"""Where there are more, those of one slice of the window, a five-hundredth, count as made at the last of them."""
+def named_numbers(what: str, by: By, given: Mapping[Any, Any], checked: Callable[[object], T]) -> dict[str, T]:
+    """A number for each key that is named, in canonical form; `what` names the policy in errors."""
+    if len(by) != 1:
+        raise InvalidPolicy(f"{what}: numbers for named keys need a single key in `by`")
+    if not given:
+        raise InvalidPolicy(f"{what}: it names no key, so it would hold for none; name some, or leave it out")
+    numbers: dict[str, T] = {}
+    for value, number in given.items():
+        try:
+            key = canonical_key(by[0], value)
+        except InvalidKey as error:
+            raise InvalidPolicy(f"{what}: {error}") from None
+        if key is None:
+            raise InvalidPolicy(f"{what}: None cannot be named; it is what jobs without a value share")
+        if key in numbers:
+            raise InvalidPolicy(f"{what}: the number of {key!r} is given twice")
+        numbers[key] = checked(number)
+    return numbers
 
 
-def room_in_window(gate: GateState, limit: int, per: int, now: Instant) -> int:
-    """How many jobs may start now."""
-    memo: dict[str, Any] | None = gate.memo
-    if memo is None:
-        return limit
-    room: int = limit - memo["taken"]
-    for instant, count in memo["starts"]:
-        if instant + per > now:
-            break
-        room += count
-    return room if room > 0 else 0
+def is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
-def take_in_window(gate: GateState, per: int, now: Instant, count: int, at: Instant | None = None) -> None:
-    """Remember jobs that start, now or `at` a later instant, and forget those that have left the window."""
-    memo = gate.memo or {"taken": 0, "starts": []}
-    starts: list[list[int]] = memo["starts"]
-    left = 0
-    while left < len(starts) and starts[left][0] + per <= now:
-        memo["taken"] -= starts[left][1]
-        left += 1
-    del starts[:left]
-    # Never before the entry before it: that may lie ahead, because its jobs start late or a clock was set back.
-    instant = max(now if at is None else at, starts[-1][0] if starts else 0)
-    if starts and (starts[-1][0] == instant if at is not None else memo.get("now") == now):
-        starts[-1][1] += count
-    else:
-        starts.append([instant, count])
-        if len(starts) > EXACT_ENTRIES:
-            memo["starts"] = starts = _merged(starts, max(1, per // SLICES))
-    memo["taken"] += count
-    memo["now"] = now
-    gate.memo = memo
-    gate.tat = starts[-1][0] + per
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether this is a number that a database can hold: none that is infinite, or too large for a float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def postpone_in_window(gate: GateState, per: int, now: Instant, lag: int) -> None:
-    """What was taken now is started by `now + lag`: it counts from then on."""
-    memo: dict[str, Any] | None = gate.memo
-    if memo is not None and memo.get("now") == now and memo["starts"]:
-        last = memo["starts"][-1]
-        last[0] = max(last[0], now + lag)
-        gate.tat = last[0] + per
+def as_whole(number: float) -> Any:
+    """A number that operators may have given with a fraction: 4.0 is 4, and 4.5 is left for its limit to refuse."""
+    return int(number) if number == int(number) else number
 
 
-def _merged(starts: list[list[int]], width: int) -> list[list[int]]:
-    """Entries of one slice as one, at the last of their instants.
-
-    Slices lie still: were neighbours merged by their number alone, the oldest entry would be merged with the next for
-    ever, and never leave.
-    """
-    merged: list[list[int]] = []
-    for instant, count in starts:
-        if merged and merged[-1][0] // width == instant // width:
-            merged[-1] = [instant, merged[-1][1] + count]
-        else:
-            merged.append([instant, count])
-    return merged
+def number_words(named: Mapping[str, float]) -> str:
+    """`5 for acme, 2 for globex`."""
+    return ", ".join(f"{value:g} for {key}" for key, value in named.items())
 
 
-def give_back_in_window(gate: GateState, per: int, now: Instant, count: int, since: Instant) -> bool:
-    """Forget starts that were not made, the oldest of them charged at `since`; say whether any still counted.
-
-    They are taken from the entry of that instant, and what it does not hold from those after it, in order. If their own
-    entries are later ones, what is left counts for too long, never too short.
-    """
-    memo: dict[str, Any] | None = gate.memo
-    if memo is None or since + per <= now:
-        # The first has left the window by itself, and how many of the others have is not known.
-        return False
-    starts: list[list[int]] = memo["starts"]
-    owed = count
-    for entry in starts:
-        if entry[0] >= since and owed:
-            taken = min(owed, entry[1])
-            entry[1] -= taken
-            owed -= taken
-    memo["taken"] -= count - owed
-    if starts and not starts[-1][1]:
-        # The entry before it is of an earlier claim: what starts at this same instant must not be counted from then.
-        memo.pop("now", None)
-    memo["starts"] = starts = [entry for entry in starts if entry[1]]
-    gate.memo = memo if starts else None
-    gate.tat = starts[-1][0] + per if starts else 0
-    return owed < count
+def time_words(microseconds: int) -> str:
+    """`minute`, or `30 seconds`, as it stands behind "per"."""
+    seconds = microseconds / SECOND
+    for size, unit in ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second")):
+        if seconds >= size and seconds % size == 0:
+            count = int(seconds // size)
+            return unit if count == 1 else f"{count} {unit}s"
+    return f"{seconds:g} seconds"
 
 
-def window_opens_at(gate: GateState, limit: int, per: int) -> Instant | None:
-    """When enough of the oldest have left for one more to start."""
-    memo: dict[str, Any] | None = gate.memo
-    if memo is None:
-        return None
-    room = limit - memo["taken"]
-    for instant, count in memo["starts"]:
-        room += count
-        if room > 0:
-            return int(instant) + per
-    return None
+def duration_above_zero(what: str, name: str, value: timedelta | str | float) -> int:
+    """A duration that a policy was given, in microseconds; `what` and `name` say in errors where it stands."""
+    try:
+        found = microseconds(value)
+    except ConfigurationError as error:
+        raise InvalidPolicy(f"{what}: {name}: {error}") from None
+    if found <= 0:
+        raise InvalidPolicy(f"{what}: `{name}` is a time above 0, such as '500ms' or '1m'")
+    return found
 
 
 SMOOTHING = 0.1

@@ -17,8 +17,9 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, InvalidOverride
 from fairlane.policy.fair import is_weight
-from fairlane.policy.gates import UNBOUNDED, Ending, GateState, Limit, Obstacle, Reason, Why, is_number
+from fairlane.policy.gates import Ending, GateState, Reason, Why
 from fairlane.policy.keys import BUILT_IN, By, key_words
+from fairlane.policy.limits import UNBOUNDED, Limit, Obstacle, is_number
 
 if TYPE_CHECKING:
     from fairlane.policy.policy import Policy
@@ -87,38 +88,8 @@ class Override(msgspec.Struct, frozen=True, kw_only=True):
                 return f"every limit {is_} suspended"
 
 
-class PauseGate(Obstacle):
-    """Where paused lanes wait: a gate that is shut, or was and is open again. It counts nothing."""
-
-    __slots__ = ("_is_shut", "by")
-    is_foreseen = False
-
-    def __init__(self, by: By = (), *, is_shut: bool) -> None:
-        self.by = by
-        self._is_shut = is_shut
-
-    @classmethod
-    def of_name(cls, name: str) -> PauseGate | None:
-        """The pause whose gates have this name; `None`: it is no pause's."""
-        if not name.startswith(_PAUSE):
-            return None
-        return cls(tuple(part for part in name.removeprefix(_PAUSE).split(",") if part), is_shut=True)
-
-    def __repr__(self) -> str:
-        return f"PauseGate({self.by!r}, is_shut={self._is_shut})"
-
-    def room_at(self, gate: GateState, now: Instant) -> int:
-        return 0 if self._is_shut else UNBOUNDED
-
-    def why(self, gate: GateState, now: Instant) -> Why:
-        return Why(Reason.PAUSED, 0, 0)
-
-    def describe(self, where: str) -> str:
-        return f"a pause by {', '.join(self.by)}" if self.by else "a pause of the queue"
-
-
-SHUT = PauseGate(is_shut=True)
-OPEN = PauseGate(is_shut=False)
+SHUT, OPEN = (Obstacle(Reason.PAUSED, is_shut=is_shut) for is_shut in (True, False))
+"""Where paused lanes wait, or have waited."""
 
 
 class Suspended(Limit):
@@ -167,6 +138,13 @@ class Suspended(Limit):
 def pause_name(by: By) -> str:
     """The name of the gates at which lanes wait that are paused by these keys."""
     return f"{_PAUSE}{','.join(by)}"
+
+
+def paused_by(name: str) -> By | None:
+    """The keys of the pause whose gates have this name; `None`: it is no pause's."""
+    if not name.startswith(_PAUSE):
+        return None
+    return tuple(part for part in name.removeprefix(_PAUSE).split(",") if part)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, InvalidKey, InvalidPolicy
 from fairlane.parameters import shown
-from fairlane.policy.gates import GateState, Obstacle, Reason, Why
 from fairlane.policy.keys import BUILT_IN, KEYS_REMEMBERED, By, Keys, canonical_key, normalize_by, routing_number
 
 MOST_PARTITIONS = 256
@@ -149,21 +148,4 @@ def checked_partition(queue: str, partition: object) -> None:
 
 
 MOVING = "moving:"
-"""The name of its gates; no other limit has it."""
-
-
-class MovingGate(Obstacle):
-    """A gate without room. It counts nothing."""
-
-    __slots__ = ()
-
-    by: By = ()
-
-    def __repr__(self) -> str:
-        return "MovingGate()"
-
-    def room_at(self, gate: GateState, now: Instant) -> int:
-        return 0
-
-    def why(self, gate: GateState, now: Instant) -> Why:
-        return Why(Reason.MOVING, 0, 0)
+"""The name of the gates at which keys wait that move to another partition; no other limit has it."""

@@ -20,13 +20,10 @@ import msgspec
 from fairlane.clock import SECOND
 from fairlane.errors import ConfigurationError, FairlaneError, InvalidPolicy
 from fairlane.parameters import shown
-from fairlane.policy.adaptive import AdaptiveConcurrency
-from fairlane.policy.backlog import Backlog
-from fairlane.policy.breaker import Breaker
 from fairlane.policy.fair import Fair, checked_weight
-from fairlane.policy.gates import AT_REST, FromJob, Limit, is_number, is_whole
+from fairlane.policy.gates import AT_REST, FromJob, Reason
 from fairlane.policy.keys import BUILT_IN, NAME, By, Keys, flow_id, gate_id, normalize_by, select, shared_gate_id
-from fairlane.policy.limits import Concurrency, Rate
+from fairlane.policy.limits import KINDS, Limit, Obstacle, is_number, is_whole
 from fairlane.policy.overrides import (
     NO_OVERRIDES,
     OPEN,
@@ -34,11 +31,11 @@ from fairlane.policy.overrides import (
     Kind,
     Override,
     Overrides,
-    PauseGate,
     Suspended,
     pause_name,
+    paused_by,
 )
-from fairlane.policy.partitions import MOVING, MovingGate, Partition, checked_partition
+from fairlane.policy.partitions import MOVING, Partition, checked_partition
 from fairlane.policy.sequence import Sequence
 
 PRIORITY_STEP = 60 * SECOND
@@ -96,7 +93,7 @@ class BoundLimit:
         return self.limit.with_bound(value).room_at(AT_REST, 0) <= 0
 
 
-_MOVING = BoundLimit(MOVING, MovingGate(), Level.LANE)
+_MOVING = BoundLimit(MOVING, Obstacle(Reason.MOVING), Level.LANE)
 
 
 @dataclass(frozen=True)
@@ -252,8 +249,8 @@ class Policy:
         found = self._by_name.get(name)
         if name == MOVING:
             return _MOVING
-        if found is None and (pause := PauseGate.of_name(name)) is not None:
-            return BoundLimit(name, pause, self._level(pause.by))
+        if found is None and (by := paused_by(name)) is not None:
+            return BoundLimit(name, Obstacle(Reason.PAUSED, by), self._level(by))
         return found
 
     def place_of(self, override: Override) -> tuple[BoundLimit, tuple[str | None, ...]] | None:
@@ -274,7 +271,7 @@ class Policy:
         """What holds for one key: the limit as it is declared, with the number that a job has brought along, or as an
         operator has changed it. `None`: it does not name this key.
         """
-        if isinstance(bound.limit, PauseGate):
+        if isinstance(bound.limit, Obstacle) and bound.limit.reason is Reason.PAUSED:
             return SHUT if values in self.overrides.pauses.get(bound.limit.by, {}) else OPEN
         limit = bound.limit.at(values, value)
         if limit is None or not limit.is_declared:
@@ -315,7 +312,7 @@ class Policy:
     @cached_property
     def _keyed_pauses(self) -> tuple[tuple[BoundLimit, frozenset[tuple[str | None, ...]]], ...]:
         return tuple(
-            (BoundLimit(pause_name(by), PauseGate(by, is_shut=True), self._level(by)), frozenset(values))
+            (BoundLimit(pause_name(by), Obstacle(Reason.PAUSED, by), self._level(by)), frozenset(values))
             for by, values in self.overrides.pauses.items()
             if by
         )
@@ -557,7 +554,7 @@ def checked_limits(what: str, parameter: str, given: object) -> tuple[Limit, ...
     limits = tuple(several)
     for limit in limits:
         if not isinstance(limit, Limit) or not limit.is_declared:
-            names = ", ".join(f"{kind.__name__}(…)" for kind in dict.fromkeys(KINDS.values()))
+            names = ", ".join(f"{kind.__name__}(…)" for kind in dict.fromkeys(KINDS[each] for each in sorted(KINDS)))
             raise InvalidPolicy(f"{what}: {parameter}: {shown(limit)} is not a limit; use one of {names}")
     return limits
 
@@ -566,23 +563,13 @@ def _is_queue_name(name: object) -> bool:
     return isinstance(name, str) and _QUEUE_NAME.match(name) is not None
 
 
-KINDS: Mapping[str, type[Limit]] = {
-    "adaptive": AdaptiveConcurrency,
-    "backlog": Backlog,
-    "breaker": Breaker,
-    "concurrency": Concurrency,
-    "rate": Rate,
-    "rolling_rate": Rate,
-    "sequence": Sequence,
-}
-
-
 def read_limit(document: Mapping[str, Any]) -> Limit:
     """The limit that `to_document` or `written` wrote."""
     kind = KINDS.get(document["kind"])
     if kind is None:
+        known = ", ".join(sorted(KINDS))
         raise InvalidPolicy(
-            f"a limit of kind {document['kind']!r} is not known to this version, which knows {', '.join(KINDS)}; "
+            f"a limit of kind {document['kind']!r} is not known to this version, which knows {known}; "
             "if the policy is stored so, upgrade fairlane here, or apply a policy without it"
         )
     return kind.from_document(document)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from fairlane.clock import Instant
 from fairlane.errors import InvalidOverride, InvalidPolicy
 from fairlane.parameters import known_options, shown
-from fairlane.policy.gates import Ending, GateState, Limit, Reason, Why
+from fairlane.policy.gates import Ending, GateState, Reason, Why
 from fairlane.policy.keys import By, normalize_by
+from fairlane.policy.limits import Limit
 
 
 @known_options

@@ -16,9 +16,9 @@ import msgspec
 from msgspec.structs import replace
 
 from fairlane.clock import Instant
-from fairlane.policy.gates import GateState, Limit
+from fairlane.policy.gates import GateState
 from fairlane.policy.keys import Keys, gate_id, select, shared_gate_id
-from fairlane.policy.limits import PLANNED_AHEAD, Rate
+from fairlane.policy.limits import PLANNED_AHEAD, Limit, Rate
 from fairlane.policy.policy import BoundLimit, Level, Policy
 from fairlane.scheduler.snapshot import (
     Contender,

@@ -16,8 +16,8 @@ from typing import TypeVar
 import msgspec
 
 from fairlane.clock import SECOND, Instant
-from fairlane.policy.gates import UNBOUNDED, GateState, Limit
-from fairlane.policy.limits import Concurrency
+from fairlane.policy.gates import GateState
+from fairlane.policy.limits import UNBOUNDED, Concurrency, Limit
 from fairlane.scheduler.plan import SIBLINGS
 from fairlane.stats.keys import MINUTE, Minute
 

@@ -14,8 +14,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from fairlane.clock import Instant
-from fairlane.policy.gates import UNBOUNDED
-from fairlane.policy.limits import Rate
+from fairlane.policy.limits import UNBOUNDED, Rate
 from fairlane.policy.policy import Level
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane, ask_for_shared, fold_shared, order_of
 from fairlane.scheduler.journal import (

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.policy.gates import GateState, Limit, Origin, Reason
+from fairlane.policy.gates import GateState, Origin, Reason
 from fairlane.policy.keys import Keys, select, shared_gate_id
+from fairlane.policy.limits import Limit
 from fairlane.policy.overrides import Override
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.board import Board, Flow, Gate, Lane, fold_shared, gate_of

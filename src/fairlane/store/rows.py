@@ -13,8 +13,8 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.errors import JobNotFound, SchemaTooNew, StoreUnavailable, UnknownQueue
 from fairlane.job import AttemptRecord, FrozenKeys, JobRecord, NewJob, Outcome, State, new_job_ids, told_in
-from fairlane.policy.gates import Limit
 from fairlane.policy.keys import KEYS_REMEMBERED
+from fairlane.policy.limits import Limit
 from fairlane.policy.overrides import Override, Overrides
 from fairlane.policy.policy import Policy, read_limit
 from fairlane.policy.unique import Conflict

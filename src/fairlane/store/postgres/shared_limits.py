@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.policy.gates import Limit
 from fairlane.policy.keys import shared_gate_id
+from fairlane.policy.limits import Limit
 from fairlane.policy.policy import Policy, check_alike, shared_identity
 from fairlane.scheduler.board import rings_for_all
 from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
