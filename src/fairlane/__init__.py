@@ -14,7 +14,6 @@ from fairlane.manual_claims import HeldClaim
 from fairlane.policy import (
     AdaptiveConcurrency,
     Backlog,
-    Backoff,
     Breaker,
     Concurrency,
     Fair,
@@ -25,6 +24,7 @@ from fairlane.policy import (
     Unique,
 )
 from fairlane.queue import Queue
+from fairlane.scheduler.settlement import Backoff
 from fairlane.task import BoundTask, Call, Task
 from fairlane.worker.runs import context
 

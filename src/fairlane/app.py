@@ -59,15 +59,15 @@ from fairlane.manual_claims import Ear
 from fairlane.operations import Operations
 from fairlane.operations.metrics import limits_waited_for
 from fairlane.parameters import check_value, checked, known_options, shown
-from fairlane.policy.division import divided
 from fairlane.policy.fair import Fair
 from fairlane.policy.keys import normalize_by
 from fairlane.policy.limits import Limit
+from fairlane.policy.partitions import divided
 from fairlane.policy.policy import Policy, check_agreement, checked_limits, refuse_pointless
-from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Unique
 from fairlane.queue import Hand, Queue, QueueSource, partitions_served
 from fairlane.redaction import Redact, guard_loggers
+from fairlane.scheduler.settlement import Backoff
 from fairlane.store.protocol import Retention, Store, WorkerIdentity
 from fairlane.task import (
     AsyncTask,

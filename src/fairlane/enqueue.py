@@ -21,9 +21,17 @@ from fairlane.handle import Foreseen
 from fairlane.job import NewJob, OnDead, Outcome, StampedEffects, new_job_ids, with_trace
 from fairlane.parameters import shown
 from fairlane.policy.backlog import FullBacklog, Joined, Verdicts, backlogs_of, joined_by, judge
-from fairlane.policy.division import LEARNED_EVERY, differing, sibling, way_to
 from fairlane.policy.keys import BUILT_IN, KEYS_REMEMBERED, canonical_key, canonical_keys, lane_id
-from fairlane.policy.partitions import Partition, parse_partition, partition_name, partition_of
+from fairlane.policy.partitions import (
+    LEARNED_EVERY,
+    Partition,
+    differing,
+    parse_partition,
+    partition_name,
+    partition_of,
+    sibling,
+    way_to,
+)
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict, unique_key
 from fairlane.store import records

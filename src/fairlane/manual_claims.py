@@ -24,9 +24,9 @@ from fairlane.errors import (
 )
 from fairlane.job import Claim, Landed, State
 from fairlane.parameters import checked, known_options, shown
-from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import (
+    Backoff,
     Cancelled,
     Died,
     Done,

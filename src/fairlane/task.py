@@ -23,9 +23,9 @@ from fairlane.errors import ConfigurationError, InvalidJob, InvalidKey, UnknownT
 from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.job import RESERVED
 from fairlane.parameters import check_value, known_options, shown
-from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Unique
 from fairlane.redaction import Redact
+from fairlane.scheduler.settlement import Backoff
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fairlane import App
-from fairlane.policy.division import Phase, phase_of
+from fairlane.policy.partitions import Phase, phase_of
 from tests.chaos.test_policies import Run, most_at_once
 from tests.waiting import until_blocking
 

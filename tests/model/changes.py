@@ -30,11 +30,9 @@ from fairlane.job import Claim, State
 from fairlane.operations import Intent, change_partitions
 from fairlane.policy import AdaptiveConcurrency, Breaker, Concurrency, Fair, Policy, Rate
 from fairlane.policy import Sequence as InSequence
-from fairlane.policy.division import divided
-from fairlane.policy.limits import Limit
+from fairlane.policy.limits import Limit, read_limit
 from fairlane.policy.overrides import Kind, Override
-from fairlane.policy.partitions import partition_name, partition_of
-from fairlane.policy.policy import read_limit
+from fairlane.policy.partitions import divided, partition_name, partition_of
 from fairlane.scheduler.rebuild import rebuild
 from fairlane.scheduler.settlement import settle
 from fairlane.scheduler.snapshot import Contender, GateRow, KeptPlaces, LaneRow, QueueRow

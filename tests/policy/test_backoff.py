@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fairlane.clock import SECOND
 from fairlane.errors import ConfigurationError
-from fairlane.policy import Backoff
+from fairlane.scheduler.settlement import Backoff
 
 
 def test_each_attempt_waits_a_factor_longer_up_to_the_cap() -> None:

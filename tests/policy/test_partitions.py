@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 
 from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.policy import AdaptiveConcurrency, Backlog, Concurrency, Fair, Policy, Rate, Sequence, lane_id
-from fairlane.policy.division import as_divided, differing, divided, logical, way_to
 from fairlane.policy.keys import routing_number
-from fairlane.policy.partitions import parse_partition, partition_for, partition_name
+from fairlane.policy.partitions import (
+    as_divided,
+    differing,
+    divided,
+    logical,
+    parse_partition,
+    partition_for,
+    partition_name,
+    way_to,
+)
 
 # Published in docs/explanation/partitions.md: programs in other languages are built by them.
 VECTORS = [

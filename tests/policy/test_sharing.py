@@ -7,7 +7,7 @@ import pytest
 from fairlane import App, Concurrency, Rate
 from fairlane.errors import InvalidPolicy
 from fairlane.policy import Limit, Policy
-from fairlane.policy.policy import read_limit
+from fairlane.policy.limits import read_limit
 
 GPU = Concurrency(50, name="gpu")
 VENDOR = Rate(100, per="1m", by="account", name="vendor")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fairlane.scheduler.journal import Delta
-from fairlane.scheduler.resident import LANES_PER_FLOW, Ask, Found
-from fairlane.scheduler.snapshot import FlowRow, GateRow, LaneRow, Standing
+from fairlane.scheduler.resident import LANES_PER_FLOW, Found
+from fairlane.scheduler.snapshot import Ask, FlowRow, GateRow, LaneRow, Standing
 
 
 class Tables:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fairlane.clock import SECOND, Instant
 from fairlane.job import State
 from fairlane.policy import Fair, Policy, Rate
-from fairlane.policy.policy import read_limit
+from fairlane.policy.limits import read_limit
 from fairlane.scheduler.estimate import TURNAROUND
 from fairlane.scheduler.explain import (
     COUNTED,
@@ -27,8 +27,8 @@ from fairlane.scheduler.explain import (
     explain,
 )
 from fairlane.scheduler.journal import Delta, Mark
-from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
-from fairlane.scheduler.snapshot import Head, Standing
+from fairlane.scheduler.resident import Found, ResidentBoard
+from fairlane.scheduler.snapshot import Ask, Events, Head, Standing
 from tests.scheduler.ledger import LaneKey
 from tests.scheduler.simulation import EPOCH, Fleet
 from tests.scheduler.strategies import keys, limits, policies, shares

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fairlane.policy import Policy
 from fairlane.scheduler.journal import Delta, Mark, Tail, decode_delta, encode_delta
-from fairlane.scheduler.resident import Events, Found, ResidentBoard
-from fairlane.scheduler.snapshot import Plan
+from fairlane.scheduler.resident import Found, ResidentBoard
+from fairlane.scheduler.snapshot import Events, Plan
 from tests.scheduler.lives import take
 from tests.scheduler.simulation import Bench
 from tests.scheduler.strategies import Step, lives, policies

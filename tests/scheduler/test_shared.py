@@ -13,7 +13,6 @@ from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.snapshot import (
     Contender,
     QueueRow,
-    Scan,
     SharedGateRow,
     SharedRelease,
     Snapshot,
@@ -140,9 +139,7 @@ def test_a_queue_that_folds_a_release_and_has_nothing_there_holds_nothing_and_ri
     waiting = Contender("serve", 0, waits=True)
     row = SharedGateRow(id_, bound.name, list(key), 1, 0, [waiting, Contender("train", 1)])
     release = SharedRelease(id_, "train", "t", 1, 0, 0, 0, 0, 0, 0)
-    snapshot = Snapshot(
-        policy, 0, QueueRow(0.0, 0.0, 0, 0, 0.0), [], [], [], Scan(), [], shared=[row], shared_releases=[release]
-    )
+    snapshot = Snapshot(0, QueueRow(0.0, 0.0, 0, 0, 0.0), policy=policy, shared=[row], shared_releases=[release])
     steps = plan_claims(snapshot, 1)
     plan = None
     try:

@@ -14,7 +14,7 @@ from fairlane.clock import ManualClock
 from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.operations import Intent, JobFilter, Repartitioned, change_partitions, partitions_of, plan_partitions
 from fairlane.policy import partition_for
-from fairlane.policy.division import begun
+from fairlane.policy.partitions import begun
 from fairlane.store import operators, records
 from fairlane.store.protocol import Store
 from tests.store.by_hand import url_of

@@ -16,9 +16,8 @@ from fairlane.clock import Instant, ManualClock
 from fairlane.errors import StoreUnavailable
 from fairlane.operations import JobFilter, list_jobs, plan_partitions
 from fairlane.policy import Policy
-from fairlane.policy.division import begun
 from fairlane.policy.overrides import Kind, Override
-from fairlane.policy.partitions import partition_for
+from fairlane.policy.partitions import begun, partition_for
 from fairlane.scheduler.rebuild import carried_gates
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.store.audit import Note

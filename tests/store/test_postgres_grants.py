@@ -24,7 +24,7 @@ from fairlane.operations import JobFilter, Operations
 from fairlane.operations.metrics import limits_waited_for
 from fairlane.operations.requests import find_jobs
 from fairlane.policy import Policy
-from fairlane.policy.division import Phase, begun, phase_of
+from fairlane.policy.partitions import Phase, begun, phase_of
 from fairlane.store import operators, records, schedules
 from fairlane.store.audit import Note
 from fairlane.store.postgres.grants import ROLES, grants

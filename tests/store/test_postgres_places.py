@@ -9,7 +9,8 @@ import pytest
 
 from fairlane.clock import ManualClock
 from fairlane.policy import Concurrency, Fair, Policy, Rate
-from fairlane.scheduler.resident import Ask, Found
+from fairlane.scheduler.resident import Found
+from fairlane.scheduler.snapshot import Ask
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.postgres.claim_lock import Scheduling
 from tests.store.harness import claim, finish, given_jobs, ids

@@ -15,8 +15,7 @@ from fairlane import App, Concurrency, Outcome, Rate, State
 from fairlane.clock import SECOND, ManualClock
 from fairlane.job import Claim
 from fairlane.operations import Intent, change_partitions, partitions_of
-from fairlane.policy.division import LEARNED_AFTER, Phase, begun, in_phase, next_phase, phase_of
-from fairlane.policy.partitions import partition_for
+from fairlane.policy.partitions import LEARNED_AFTER, Phase, begun, in_phase, next_phase, partition_for, phase_of
 from fairlane.policy.policy import Policy
 from fairlane.store import operators
 from fairlane.store.audit import Note

@@ -25,8 +25,8 @@ from fairlane.forward.delivery import Deliveries
 from fairlane.forward.messages import Carried, Message, Token, Unpublishable
 from fairlane.job import Claim
 from fairlane.policy.partitions import whole_of
-from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Unique
+from fairlane.scheduler.settlement import Backoff
 from fairlane.task import (
     MOST_ATTEMPTS,
     AsyncTask,

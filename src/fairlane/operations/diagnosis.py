@@ -27,10 +27,9 @@ from fairlane.operations.policies import Declarations, PolicyInForce, show_polic
 from fairlane.operations.requests import find_jobs
 from fairlane.operations.views import WorkerView
 from fairlane.operations.workers import list_workers
-from fairlane.policy.division import Phase, division, phase_of, way_to, widths
 from fairlane.policy.keys import flow_id, gate_id, key_words
 from fairlane.policy.overrides import Scope, pause_name, without_place
-from fairlane.policy.partitions import parse_partition, whole_of
+from fairlane.policy.partitions import Phase, division, parse_partition, phase_of, way_to, whole_of, widths
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import forwarded_to_an_engine, no_service, start_command
 from fairlane.stats.keys import Minute

@@ -1,6 +1,6 @@
 """Changing the number of a queue's partitions while it works: beginning it, going on with it, and giving it up.
 
-How a change goes on is in `policy/division.py`. Whoever is stopped in between leaves keys standing still, and
+How a change goes on is in `policy/partitions.py`. Whoever is stopped in between leaves keys standing still, and
 nothing wrong: the same call goes on from there, and so does any worker of the queue.
 """
 
@@ -13,9 +13,19 @@ from dataclasses import dataclass
 from fairlane.clock import SECOND
 from fairlane.errors import ConfigurationError
 from fairlane.operations.requests import Intent, in_force, partitions_of
-from fairlane.policy.division import Phase, abandoned, begun, next_phase, phase_of, sibling, widths
 from fairlane.policy.keys import By
-from fairlane.policy.partitions import Partition, checked_width, parse_partition
+from fairlane.policy.partitions import (
+    Partition,
+    Phase,
+    abandoned,
+    begun,
+    checked_width,
+    next_phase,
+    parse_partition,
+    phase_of,
+    sibling,
+    widths,
+)
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import WaitingLane, refuse_to_strand, stray_lanes
 from fairlane.store.protocol import Store

@@ -9,9 +9,8 @@ from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, InvalidPolicy, UnknownQueue
 from fairlane.operations.overrides import OverrideInForce, overrides_of
 from fairlane.operations.requests import Intent, in_force
-from fairlane.policy.division import as_divided, division, sibling, way_to
 from fairlane.policy.overrides import everyone_in, without_place
-from fairlane.policy.partitions import parse_partition, partition_name, whole_of
+from fairlane.policy.partitions import as_divided, division, parse_partition, partition_name, sibling, way_to, whole_of
 from fairlane.policy.policy import Difference, Policy, differences
 from fairlane.store import records
 from fairlane.store.audit import AuditEntry

@@ -9,14 +9,12 @@ from fairlane.policy.keys import Keys, canonical_key, canonical_keys, flow_id, g
 from fairlane.policy.limits import Concurrency, Limit, Rate
 from fairlane.policy.partitions import partition_for, partition_number
 from fairlane.policy.policy import BoundLimit, Level, Policy
-from fairlane.policy.retry import Backoff
 from fairlane.policy.sequence import Sequence
 from fairlane.policy.unique import Unique
 
 __all__ = [
     "AdaptiveConcurrency",
     "Backlog",
-    "Backoff",
     "BoundLimit",
     "Breaker",
     "Concurrency",

@@ -744,6 +744,18 @@ def _time(amount: int) -> str:
     return f"{seconds:g} s" if seconds < 120 else f"{seconds / 60:g} min"
 
 
+def read_limit(document: Mapping[str, Any]) -> Limit:
+    """The limit that `to_document` or `written` wrote."""
+    kind = KINDS.get(document["kind"])
+    if kind is None:
+        known = ", ".join(sorted(KINDS))
+        raise InvalidPolicy(
+            f"a limit of kind {document['kind']!r} is not known to this version, which knows {known}; "
+            "if the policy is stored so, upgrade fairlane here, or apply a policy without it"
+        )
+    return kind.from_document(document)
+
+
 def named_numbers(what: str, by: By, given: Mapping[Any, Any], checked: Callable[[object], T]) -> dict[str, T]:
     """A number for each key that is named, in canonical form; `what` names the policy in errors."""
     if len(by) != 1:

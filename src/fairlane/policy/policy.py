@@ -23,7 +23,7 @@ from fairlane.parameters import shown
 from fairlane.policy.fair import Fair, checked_weight
 from fairlane.policy.gates import AT_REST, FromJob, Reason
 from fairlane.policy.keys import BUILT_IN, NAME, By, Keys, flow_id, gate_id, normalize_by, select, shared_gate_id
-from fairlane.policy.limits import KINDS, Limit, Obstacle, is_number, is_whole
+from fairlane.policy.limits import KINDS, Limit, Obstacle, is_number, is_whole, read_limit
 from fairlane.policy.overrides import (
     NO_OVERRIDES,
     OPEN,
@@ -561,18 +561,6 @@ def checked_limits(what: str, parameter: str, given: object) -> tuple[Limit, ...
 
 def _is_queue_name(name: object) -> bool:
     return isinstance(name, str) and _QUEUE_NAME.match(name) is not None
-
-
-def read_limit(document: Mapping[str, Any]) -> Limit:
-    """The limit that `to_document` or `written` wrote."""
-    kind = KINDS.get(document["kind"])
-    if kind is None:
-        known = ", ".join(sorted(KINDS))
-        raise InvalidPolicy(
-            f"a limit of kind {document['kind']!r} is not known to this version, which knows {known}; "
-            "if the policy is stored so, upgrade fairlane here, or apply a policy without it"
-        )
-    return kind.from_document(document)
 
 
 def check_agreement(policy: Policy, others: Iterable[Policy]) -> None:

@@ -21,12 +21,12 @@ from fairlane.policy.keys import Keys, gate_id, select, shared_gate_id
 from fairlane.policy.limits import PLANNED_AHEAD, Limit, Rate
 from fairlane.policy.policy import BoundLimit, Level, Policy
 from fairlane.scheduler.snapshot import (
+    Ask,
     Contender,
     FlowRow,
     GateRow,
     Head,
     LaneRow,
-    Need,
     QueueRow,
     Release,
     Ring,
@@ -839,7 +839,7 @@ def _left(row: SharedGateRow, release: SharedRelease) -> SharedGateRow:
     return replace(row, in_flight=max(0, row.in_flight - ended), contenders=staying)
 
 
-def ask_for_shared(board: Board, steps: Generator[Need, Supply, T]) -> Generator[Need, Supply, T]:
+def ask_for_shared(board: Board, steps: Generator[Ask, Supply, T]) -> Generator[Ask, Supply, T]:
     """Let the plan ask as ever; whenever it asks for a gate that is shared, ask for the other half as well."""
     supply: Supply | None = None
     while True:

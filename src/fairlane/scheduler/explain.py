@@ -38,7 +38,7 @@ from fairlane.scheduler.estimate import (
 from fairlane.scheduler.plan import Working
 from fairlane.scheduler.rebuild import Miscount
 from fairlane.scheduler.settlement import DISPATCHER
-from fairlane.scheduler.snapshot import FlowRow, LaneRow, Need, Plan, QueueRow, Snapshot, Supply
+from fairlane.scheduler.snapshot import Ask, FlowRow, LaneRow, Plan, QueueRow, Snapshot, Supply
 from fairlane.stats.gates import origin_at
 
 HOLDERS = 20
@@ -273,7 +273,7 @@ class Explanation(msgspec.Struct, frozen=True):
         return [hold.reason for hold in self.holds]
 
 
-def examine(snapshot: Snapshot, subject: Subject, next_up: int) -> Generator[Need, Supply, tuple[Examined, Plan]]:
+def examine(snapshot: Snapshot, subject: Subject, next_up: int) -> Generator[Ask, Supply, tuple[Examined, Plan]]:
     """Fold the bells as a claim would, and ask every gate that the subject has to pass. Also returns what a claim of
     `next_up` jobs would do."""
     working = Working(snapshot, next_up)
@@ -281,22 +281,22 @@ def examine(snapshot: Snapshot, subject: Subject, next_up: int) -> Generator[Nee
     return (yield from ask_for_shared(working.board, steps) if snapshot.policy.shared_limits else steps)
 
 
-def _examine(working: Working, snapshot: Snapshot, subject: Subject) -> Generator[Need, Supply, tuple[Examined, Plan]]:
+def _examine(working: Working, snapshot: Snapshot, subject: Subject) -> Generator[Ask, Supply, tuple[Examined, Plan]]:
     yield from working.fold()
     examined = yield from _ask_gates(working, snapshot, subject)
     return examined, (yield from working.go_on())
 
 
-def _ask_gates(working: Working, snapshot: Snapshot, subject: Subject) -> Generator[Need, Supply, Examined]:
+def _ask_gates(working: Working, snapshot: Snapshot, subject: Subject) -> Generator[Ask, Supply, Examined]:
     board, policy, now = working.board, snapshot.policy, snapshot.now
     lane = board.lanes.get(subject.lane) if subject.lane is not None else None
     named = _gates(policy, subject)
     if fresh := [gate_id for gate_id, _, _ in named if gate_id not in board.gates]:
-        supply = yield Need(gates=tuple(fresh))
+        supply = yield Ask(gates=tuple(fresh))
         board.add_gates(supply.gates)
     gates: list[tuple[Gate, tuple[str | None, ...]]] = [(board.gate(*each), each[2]) for each in named]
     if board.has_unknown_shared():
-        yield Need()
+        yield Ask()
     shut: list[Shut] = []
     full = []
     for gate, values in gates:
@@ -325,26 +325,25 @@ def _passed(gate: Gate) -> Passed:
     return Passed(gate.limit, kept, 1 if gate.shared is None else max(1, gate.shared.waiting))
 
 
-def _line_up(working: Working, lane: Lane, gates: Sequence[Gate]) -> Generator[Need, Supply, Others]:
+def _line_up(working: Working, lane: Lane, gates: Sequence[Gate]) -> Generator[Ask, Supply, Others]:
     """Who may go before a job of a lane: a bounded number of lanes and flows, and how many more there are. Lanes of
     its own flow are on the board already."""
     board, policy, flow = working.board, working.policy, lane.flow
     queue = working.snapshot.queue
-    supply = yield Need(
+    supply = yield Ask(
         parked=tuple((gate.id, RIVALS) for gate in gates if gate.waiting),
-        # Tie-breakers are whole numbers: strictly after the one before is at it or after.
-        scan=(queue.cursor, queue.cursor_tie - 1, RIVALS) if policy.fair else None,
+        scan=(queue.cursor, queue.cursor_tie, RIVALS) if policy.fair else None,
     )
     board.add_flows((*supply.flows, *supply.scan.flows))
     board.add_lanes((*supply.lanes, *supply.scan.lanes))
     # A flow that waits as a whole comes without its lanes.
     hidden = [each.id for each in board.flows.values() if each is not flow and each.known < min(LANES_EACH, each.open)]
     if hidden:
-        board.add_lanes((yield Need(lanes=tuple((each, LANES_EACH) for each in hidden))).lanes)
+        board.add_lanes((yield Ask(ready=tuple((each, LANES_EACH) for each in hidden))).lanes)
     lanes = [each for each in board.lanes.values() if each is not lane and each.ready > 0]
     passes = {each.id: tuple(gate_id for gate_id, _ in board.passes(each)) for each in lanes}
     if unknown := {gate for ids in passes.values() for gate in ids if gate not in board.gates}:
-        board.add_gates((yield Need(gates=tuple(sorted(unknown)))).gates)
+        board.add_gates((yield Ask(gates=tuple(sorted(unknown)))).gates)
     passed = {gate.id: _passed(gate) for each in lanes for gate in board.gates_of(each)}
     own = [each for each in lanes if each.flow is flow]
     rivals = _rivals(board, flow, lanes, passes, {gate.id: gate.waiting / RIVALS for gate in gates})

@@ -383,6 +383,17 @@ def encode_delta(plan: Plan) -> bytes:
     return _encode((list(map(flow_fields, flows)), list(lanes), list(gates)))
 
 
+def moves(plan: Plan) -> tuple[int, int, int]:
+    """How far a plan moves what a queue counts: ready jobs, running jobs, parked lanes."""
+    ready = running = parked = 0
+    for lane in plan.lanes:
+        had, held, was_parked = lane.was
+        ready += lane.ready - had
+        running += lane.in_flight - held
+        parked += (lane.standing == PARKED) - was_parked
+    return ready, running, parked
+
+
 def encode_removed(removed: Removed) -> bytes:
     return _encode(Delta(removed=removed))
 
@@ -410,13 +421,23 @@ def tally(snapshot: Snapshot, board: Board, starts: Iterable[Start]) -> Tally | 
     for release in snapshot.releases:
         if (lane := board.lanes.get(release.lane)) is not None:
             told = lanes.get(release.lane) or _of(lane, lanes)
-            told.release(release)
+            add_release(told, release)
     gates = [
         GateTally(gate.name, gate.key, gate.waiting > 0, gate.denied)
         for gate in board.gates.values()
         if gate.waiting or gate.waited or gate.denied
     ]
     return Tally(now, waited, longest, list(lanes.values()), gates) if lanes or gates else None
+
+
+def add_release(told: LaneTally, release: Release) -> None:
+    """Add the ends of claims to what is told of their lane."""
+    told.ended += release.ended
+    told.failed += release.failed
+    told.unstarted += release.unstarted
+    told.lost += release.lost
+    told.ran += 0 if release.lost else release.ran
+    told.latest = max(told.latest, release.latest)
 
 
 def _of(lane: Lane, lanes: dict[bytes, LaneTally]) -> LaneTally:

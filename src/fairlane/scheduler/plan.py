@@ -12,8 +12,10 @@ from collections.abc import Generator, Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 from math import ceil, inf
 from typing import NamedTuple
+from uuid import UUID
 
 from fairlane.clock import Instant
+from fairlane.job import Claim
 from fairlane.policy.limits import UNBOUNDED, Rate
 from fairlane.policy.policy import Level
 from fairlane.scheduler.board import IDLE, PARKED, READY, Board, Flow, Gate, Lane, ask_for_shared, fold_shared, order_of
@@ -34,8 +36,8 @@ from fairlane.scheduler.journal import (
 from fairlane.scheduler.snapshot import (
     AHEAD,
     LEAD,
+    Ask,
     Head,
-    Need,
     Pace,
     Plan,
     QueueRow,
@@ -46,7 +48,7 @@ from fairlane.scheduler.snapshot import (
     distance,
 )
 
-Planning = Generator[Need, Supply, Plan]
+Planning = Generator[Ask, Supply, Plan]
 
 IDLE_VISITS = 4
 """Visits that start nothing, per job asked for, before the plan stops and leaves the rest to the next claim."""
@@ -146,7 +148,7 @@ class Working:
         yield from self.serve()
         return self.result()
 
-    def fold(self) -> Generator[Need, Supply, None]:
+    def fold(self) -> Generator[Ask, Supply, None]:
         board, snapshot = self.board, self.snapshot
         board.add_lanes(snapshot.lanes)
         board.add_flows(snapshot.scan.flows)
@@ -167,7 +169,7 @@ class Working:
         board.add_shared(snapshot.shared)
         gates += self._unasked(board.own_gates(snapshot.shared))
         if new_flows or gates or board.has_unknown_shared():
-            supply = yield Need(flows=tuple(sorted(new_flows)), gates=tuple(gates))
+            supply = yield Ask(flows=tuple(sorted(new_flows)), gates=tuple(gates))
             board.add_flows(supply.flows)
             board.add_lanes(supply.lanes)
             board.add_gates(supply.gates)
@@ -178,7 +180,7 @@ class Working:
         self.join_at = max(0.0, min(ready, default=self.vtime))
         fold_arrivals(board, snapshot.arrivals, self.join_at, self.spare)
 
-    def wake_due(self) -> Generator[Need, Supply, bool]:
+    def wake_due(self) -> Generator[Ask, Supply, bool]:
         """Wake as many parked lanes as there is room for; say whether any was woken."""
         asks = [
             (gate, min(gate.waiting, room))
@@ -191,7 +193,7 @@ class Working:
         most = ceil(2 * self.want / len(asks)) + 1
         # The store does not know whom this plan has woken: ask for as many more as it has named before.
         spare = SIBLINGS if self.policy.fair else 0
-        supply = yield Need(parked=tuple((gate.id, min(count, most) + gate.known + spare) for gate, count in asks))
+        supply = yield Ask(parked=tuple((gate.id, min(count, most) + gate.known + spare) for gate, count in asks))
         self.board.add_flows(supply.flows)
         self.board.add_lanes(supply.lanes)
         asleep = sleepers(self.board, {gate.id for gate, _ in asks})
@@ -207,7 +209,7 @@ class Working:
                 gate.waiting, gate.dirty = 0, True
         return woken
 
-    def force(self) -> Generator[Need, Supply, None]:
+    def force(self) -> Generator[Ask, Supply, None]:
         """Start what an operator has asked for. No gate is asked, and every gate is charged, as is its flow."""
         for each in self.snapshot.forced:
             lane = self.board.lanes.get(each.lane)
@@ -221,7 +223,7 @@ class Working:
             self._charge(lane, each.head)
             leave_if_empty(self.board, lane)
 
-    def serve(self) -> Generator[Need, Supply, None]:
+    def serve(self) -> Generator[Ask, Supply, None]:
         board = self.board
         self.heap = [(board.tag(f), f.tie, f.id, f) for f in board.flows.values() if f.standing == READY]
         self.heap.sort()
@@ -347,7 +349,7 @@ class Working:
             return True
         return len(lane.heads) - lane.next_head <= 1 and lane.lacks_heads
 
-    def _provide(self, flow: Flow, budget: int) -> Generator[Need, Supply, None]:
+    def _provide(self, flow: Flow, budget: int) -> Generator[Ask, Supply, None]:
         """Ask for what a visit looks at: its first lane, the gates of that and, if they have room, its next job."""
         if flow.is_blind():
             yield from self._load([flow], budget)
@@ -467,10 +469,10 @@ class Working:
             if flow.standing == READY and not flow.queued:
                 self._push(flow)
 
-    def _scan(self, budget: int) -> Generator[Need, Supply, None]:
-        count = max(budget, self.scan_width)
+    def _scan(self, budget: int) -> Generator[Ask, Supply, None]:
+        count, (vtime, tie) = max(budget, self.scan_width), self.frontier
         self.scan_width = min(2 * self.scan_width, WIDEST_SCAN)
-        scan = (yield Need(scan=(*self.frontier, count))).scan
+        scan = (yield Ask(scan=(vtime, tie + 1, count))).scan  # strictly after: tie-breakers are whole numbers
         self.scan_ended = scan.ended
         fresh = [flow for flow in scan.flows if flow.id not in self.board.flows]
         self.board.add_flows(scan.flows)
@@ -485,7 +487,7 @@ class Working:
         """The flows whose turns are next."""
         return [entry[3] for entry in sorted(self.heap)[:count]]
 
-    def _prepare(self, first: list[Flow], budget: int) -> Generator[Need, Supply, None]:
+    def _prepare(self, first: list[Flow], budget: int) -> Generator[Ask, Supply, None]:
         """Load what turns of these flows will look at, `budget` at the most, in as few questions as possible."""
         known = [self._known_turns(flow) for flow in first]
         # Twice as many turns as fall to each on average, which is mostly one.
@@ -504,13 +506,13 @@ class Working:
         known = len(lane.heads) - lane.next_head
         return inf if lane.exhausted or 0 < lane.ready <= known else known
 
-    def _load(self, flows: list[Flow], budget: int) -> Generator[Need, Supply, None]:
+    def _load(self, flows: list[Flow], budget: int) -> Generator[Ask, Supply, None]:
         quota = turns(self.board, flows, budget)
         partial = [flow for flow in flows if flow.reach < inf and flow.in_reach() < min(quota[flow.id], flow.open)]
         if partial:
             # The store does not know what this plan has parked: ask for as many more as are on the board already.
             asks = {flow.id: quota[flow.id] + flow.known for flow in partial}
-            supply = yield Need(lanes=tuple(asks.items()))
+            supply = yield Ask(ready=tuple(asks.items()))
             self.board.add_lanes(supply.lanes)
             self._reach(supply.lanes)
             found = Counter(lane.flow.id for lane in supply.lanes)
@@ -536,7 +538,7 @@ class Working:
             if (order := order_of(rank, head)) > lane.flow.reach:
                 lane.flow.reach = order
 
-    def _load_heads(self, lanes: list[Lane], counts: list[int]) -> Generator[Need, Supply, None]:
+    def _load_heads(self, lanes: list[Lane], counts: list[int]) -> Generator[Ask, Supply, None]:
         """The gates of these lanes; and, unless each has as many known jobs as will start, the jobs that follow."""
         gates = self._unasked_gates(lanes)
         asks: list[tuple[Lane, int]] = []
@@ -556,7 +558,7 @@ class Working:
             asks = []
         if not asks and not gates:
             return
-        supply = yield Need(gates=tuple(gates), heads=tuple((lane.id, lane.after_heads, n) for lane, n in asks))
+        supply = yield Ask(gates=tuple(gates), heads=tuple((lane.id, lane.after_heads, n) for lane, n in asks))
         self.board.add_gates(supply.gates)
         for lane, count in asks:
             found = supply.heads.get(lane.id, [])
@@ -565,11 +567,11 @@ class Working:
                 found = [head for head in found if head.position not in self.forced]
             lane.heads += found
 
-    def _learn_gates(self, lane: Lane, budget: int) -> Generator[Need, Supply, None]:
+    def _learn_gates(self, lane: Lane, budget: int) -> Generator[Ask, Supply, None]:
         """Ask for the gates of a lane before they are passed: one that was not asked for would look new, and open."""
         if self._has_unasked_gates(lane):
             siblings = [entry[2] for entry in lane.flow.lanes[:budget]]
-            supply = yield Need(gates=tuple(self._unasked_gates([lane, *siblings])))
+            supply = yield Ask(gates=tuple(self._unasked_gates([lane, *siblings])))
             self.board.add_gates(supply.gates)
 
     def _has_unasked_gates(self, lane: Lane) -> bool:
@@ -676,3 +678,8 @@ def turns(board: Board, flows: list[Flow], budget: int) -> dict[bytes, int]:
     return {
         flow.id: max(1, count) + (guess or flow.open + flow.shut > 1) for flow, count in zip(flows, counts, strict=True)
     }
+
+
+def paces_of(claims: Iterable[Claim], starts: Iterable[Start]) -> dict[UUID, Pace]:
+    """The paces of claims, given the starts that they were made from."""
+    return {claim.id: start.pace for claim, start in zip(claims, starts, strict=False) if start.pace is not None}

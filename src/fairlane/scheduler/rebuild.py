@@ -16,10 +16,9 @@ from msgspec.structs import replace
 
 from fairlane.clock import Instant
 from fairlane.errors import InvalidPolicy
-from fairlane.policy.division import logical
 from fairlane.policy.keys import Keys, gate_id, key_words, lane_id, select, shared_gate_id
 from fairlane.policy.limits import KINDS, Limit
-from fairlane.policy.partitions import partition_name, partition_of
+from fairlane.policy.partitions import logical, partition_name, partition_of
 from fairlane.policy.policy import WEIGHT, BoundLimit, Policy
 from fairlane.scheduler.board import IDLE, READY, Board, Flow, Gate, SharedGate, gate_of
 from fairlane.scheduler.journal import lag

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import astuple
 
 from fairlane.clock import Instant
 from fairlane.policy.overrides import NO_OVERRIDES
@@ -25,18 +26,17 @@ from fairlane.scheduler.journal import Delta, Mark
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.snapshot import (
     Arrival,
+    Ask,
+    Events,
     FlowRow,
     Forced,
     GateRow,
     Head,
     LaneRow,
-    Need,
     Plan,
     QueueRow,
-    Release,
     Scan,
     SharedGateRow,
-    SharedRelease,
     Snapshot,
     Supply,
 )
@@ -55,36 +55,6 @@ END = (inf, 0)
 EVER = 1 << 62
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """Rows that are asked of the tables. Whatever has a list of ids in `but_not` is left out of what is listed in an
-    order; a lane comes with its flow."""
-
-    flows: list[bytes] = []
-    lanes: list[bytes] = []
-    gates: list[bytes] = []
-    ready: list[tuple[bytes, int]] = []
-    """From each flow, up to so many of its ready lanes: the lowest rank first, of equals the first head."""
-    parked: list[tuple[bytes, int]] = []
-    """From each gate, up to so many lanes and as many flows parked on it: the lowest tag first."""
-    scan: tuple[float, int, int] | None = None
-    """Ready flows from this (virtual time, tie-breaker) on, up to so many; each with its first ready lanes."""
-    alarms: tuple[Instant, int] | None = None
-    """Gates to be woken after this time, the first of them."""
-    heads: tuple[tuple[bytes, int, int], ...] = ()
-    """From each lane, the first ready jobs at or above a position: (lane, position, how many)."""
-    shared: tuple[bytes, ...] = ()
-    """Shared gates by id, where they exist."""
-    but_not: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
-    """Flows, lanes and gates that memory knows better."""
-
-    @property
-    def is_of_board(self) -> bool:
-        """It asks for more than jobs and shared gates."""
-        return bool(
-            self.flows or self.lanes or self.gates or self.ready or self.parked or self.scan or self.alarms is not None
-        )
-
-
 class Found(msgspec.Struct, frozen=True):
     """What the tables hold of it."""
 
@@ -95,21 +65,6 @@ class Found(msgspec.Struct, frozen=True):
     shared: list[SharedGateRow] = []
     scanned: int = 0
     """How many of the flows were found by the scan: the first of them, in its order."""
-
-
-class Events(msgspec.Struct, frozen=True):
-    """What a claim starts from, beside the board."""
-
-    now: Instant
-    queue: QueueRow
-    arrivals: list[Arrival] = []
-    releases: list[Release] = []
-    forced: list[Forced] = []
-    policy_since: Instant = 0
-    shared: list[SharedGateRow] = []
-    shared_releases: list[SharedRelease] = []
-    rung: list[bytes] = []
-    """Gates that another queue has left room at."""
 
 
 class ResidentBoard:
@@ -190,30 +145,23 @@ class ResidentBoard:
         scan = yield from self._scan(cursor, count)
         self.looked_at += len(events.arrivals) + len(events.releases) + len(found_lanes) + len(due)
         return Snapshot(
-            self.policy,
-            events.now,
-            queue,
-            events.arrivals,
-            events.releases,
-            found_lanes,
-            scan,
-            due,
-            events.policy_since,
-            events.forced,
-            lag,
-            events.shared,
-            events.shared_releases,
-            listens,
-            ahead,
-            min(SPARE_HEADS, MOST_HEADS // max(1, len(self.lanes))),
+            *astuple(events),
+            policy=self.policy,
+            lanes=found_lanes,
+            scan=scan,
+            due_gates=due,
+            lag=lag,
+            listens=listens,
+            ahead=ahead,
+            spare_heads=min(SPARE_HEADS, MOST_HEADS // max(1, len(self.lanes))),
         )
 
-    def answer(self, asking: Generator[Need, Supply, T]) -> Generator[Ask, Found, T]:
+    def answer(self, asking: Generator[Ask, Supply, T]) -> Generator[Ask, Found, T]:
         """Give whoever asks for pieces what it needs, until it has come to a result."""
         try:
-            need = next(asking)
+            wanted = next(asking)
             while True:
-                need = asking.send((yield from self._supply(need)))
+                wanted = asking.send((yield from self._supply(wanted)))
         except StopIteration as stop:
             result: T = stop.value
             return result
@@ -355,40 +303,40 @@ class ResidentBoard:
 
     # What the plan asks for.
 
-    def _supply(self, need: Need) -> Generator[Ask, Found, Supply]:
+    def _supply(self, wanted: Ask) -> Generator[Ask, Found, Supply]:
         found = Found()
-        ask = self._missing(need)
+        ask = self._missing(wanted)
         if ask is not None:
             found = yield ask
             self.adopt(found, ask)
-        lanes = [lane for flow, count in need.lanes for _, _, lane in self.flows[flow].ready[:count]]
-        flows = [self.flows[flow] for flow in need.flows if flow in self.flows]
-        for gate, count in need.parked:
+        lanes = [lane for flow, count in wanted.ready for _, _, lane in self.flows[flow].ready[:count]]
+        flows = [self.flows[flow] for flow in wanted.flows if flow in self.flows]
+        for gate, count in wanted.parked:
             lanes += [self.lanes[lane] for lane in self._parked_lanes.first(gate, count)]
             flows += [self.flows[flow] for flow in self._parked_flows.first(gate, count)]
         scan = Scan()
-        if need.scan is not None:
-            vtime, tie, count = need.scan
-            # Strictly after: tie-breakers are whole numbers.
-            scan = yield from self._scan((vtime, tie + 1), count)
-        gates = [self.gates[gate] for gate in need.gates if gate in self.gates]
+        if wanted.scan is not None:
+            vtime, tie, count = wanted.scan
+            scan = yield from self._scan((vtime, tie), count)
+        gates = [self.gates[gate] for gate in wanted.gates if gate in self.gates]
         self.looked_at += len(flows) + len(gates) + len(lanes)
         return Supply(flows, gates, lanes, found.heads, scan, found.shared)
 
-    def _missing(self, need: Need) -> Ask | None:
+    def _missing(self, wanted: Ask) -> Ask | None:
         """What only the tables can say."""
+        heads, shared = wanted.heads, wanted.shared
         if self.is_whole:
-            return Ask(heads=need.heads, shared=need.shared) if need.heads or need.shared else None
+            return Ask(heads=heads, shared=shared) if heads or shared else None
         ask = Ask(
-            flows=[flow for flow in need.flows if flow not in self.flows],
-            gates=[gate for gate in need.gates if gate not in self.gates],
-            ready=[(flow, count) for flow, count in need.lanes if self._lacks_lanes(self.flows[flow])],
-            parked=[(gate, count) for gate, count in need.parked if self._lacks_parked(self.gates[gate])],
-            heads=need.heads,
-            shared=need.shared,
+            flows=[flow for flow in wanted.flows if flow not in self.flows],
+            gates=[gate for gate in wanted.gates if gate not in self.gates],
+            ready=[(flow, count) for flow, count in wanted.ready if self._lacks_lanes(self.flows[flow])],
+            parked=[(gate, count) for gate, count in wanted.parked if self._lacks_parked(self.gates[gate])],
+            heads=heads,
+            shared=shared,
             but_not=self._known_better(),
         )
-        return ask if ask.is_of_board or need.heads or need.shared else None
+        return ask if ask.is_of_board or heads or shared else None
 
     def _known_better(self) -> tuple[list[bytes], list[bytes], list[bytes]]:
         flows, lanes, gates = self.changed

@@ -1,6 +1,6 @@
 """What the plan is given and what it gives back. Frozen values: a store fills the first and writes the second.
 
-The plan asks for rows as it goes (`Need`), so that a claim reads what it serves and not what waits.
+The plan asks for rows as it goes (`Ask`), so that a claim reads what it serves and not what waits.
 """
 
 from __future__ import annotations
@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import SECOND, Instant
-from fairlane.job import Claim
 from fairlane.policy.gates import GateState
 from fairlane.policy.limits import PLANNED_AHEAD, Rate
 from fairlane.policy.policy import Policy
@@ -28,9 +26,6 @@ class Standing(IntEnum):
     IDLE = 0
     READY = 1
     PARKED = 2
-
-
-_PARKED = int(Standing.PARKED)
 
 
 class QueueRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -256,29 +251,36 @@ class Scan(msgspec.Struct, frozen=True):
     """These are all that there are."""
 
 
-class Snapshot(msgspec.Struct, frozen=True):
-    """What a claim starts from, read under the queue's claim lock."""
+class Events(msgspec.Struct, frozen=True):
+    """What a claim starts from, beside the board."""
 
-    policy: Policy
     now: Instant
     queue: QueueRow
-    arrivals: list[Arrival]
-    releases: list[Release]
-    lanes: list[Lane]
-    """The lanes that the bells name."""
-    scan: Scan
-    """The first ready flows from the cursor on."""
-    due_gates: list[Gate]
-    """Gates whose `wake_at` has come."""
+    arrivals: list[Arrival] = []
+    releases: list[Release] = []
+    forced: list[Forced] = []
+    """Their lanes are in the snapshot, if they are known."""
     policy_since: Instant = 0
     """When this policy came into force: what was claimed before was charged by another one."""
-    forced: Sequence[Forced] = ()
-    """Their lanes are in `lanes`, if they are known."""
-    lag: int = 0
-    """Microseconds from this claim until its jobs will have started, as far as whoever claims knows."""
     shared: list[SharedGateRow] = []
     """Gates of shared limits: those without a key, and those that bells name."""
     shared_releases: list[SharedRelease] = []
+    rung: list[bytes] = []
+    """Gates that another queue has left room at."""
+
+
+class Snapshot(Events, kw_only=True, frozen=True):
+    """What a claim starts from, read under the queue's claim lock."""
+
+    policy: Policy
+    lanes: list[Lane] = []
+    """The lanes that the bells name."""
+    scan: Scan = Scan()
+    """The first ready flows from the cursor on."""
+    due_gates: list[Gate] = []
+    """Gates whose `wake_at` has come."""
+    lag: int = 0
+    """Microseconds from this claim until its jobs will have started, as far as whoever claims knows."""
     listens: bool = False
     """Whoever claims waits to be woken if it is left with slots."""
     ahead: int | None = None
@@ -289,27 +291,39 @@ class Snapshot(msgspec.Struct, frozen=True):
     half of them left has more looked up when any other lane has: it would soon be the next to ask."""
 
 
-class Need(msgspec.Struct, frozen=True):
-    """Rows that the plan asks its store for."""
+class Ask(msgspec.Struct, frozen=True):
+    """What the plan asks of the board, and the board of the tables where it does not hold it: pieces by id as far as
+    they exist, and what is listed in an order, but for the ids in `but_not`. A lane comes with its flow."""
 
-    flows: tuple[bytes, ...] = ()
-    """Flows by id, where they exist."""
-    gates: tuple[bytes, ...] = ()
-    """Gates by id, where they exist."""
-    parked: tuple[tuple[bytes, int], ...] = ()
-    """From each gate, up to so many lanes and flows parked on it: the lowest tag first, of equals the first head."""
-    lanes: tuple[tuple[bytes, int], ...] = ()
+    flows: Sequence[bytes] = ()
+    lanes: Sequence[bytes] = ()
+    gates: Sequence[bytes] = ()
+    ready: Sequence[tuple[bytes, int]] = ()
     """From each flow, up to so many of its ready lanes: the lowest rank first, of equals the first head."""
+    parked: Sequence[tuple[bytes, int]] = ()
+    """From each gate, up to so many lanes and as many flows parked on it: the lowest tag first, of equals the first
+    head."""
+    scan: tuple[float, int, int] | None = None
+    """Ready flows from this (virtual time, tie-breaker) on, up to so many; each with its first ready lanes."""
+    alarms: tuple[Instant, int] | None = None
+    """Gates to be woken after this time, the first of them."""
     heads: tuple[tuple[bytes, int, int], ...] = ()
     """From each lane, the first ready jobs at or above a position: (lane, position, how many)."""
-    scan: tuple[float, int, int] | None = None
-    """More ready flows: after this (virtual time, tie-breaker), up to so many."""
     shared: tuple[bytes, ...] = ()
     """Shared gates by id, where they exist."""
+    but_not: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
+    """Flows, lanes and gates that memory knows better."""
+
+    @property
+    def is_of_board(self) -> bool:
+        """It asks for more than jobs and shared gates."""
+        return bool(
+            self.flows or self.lanes or self.gates or self.ready or self.parked or self.scan or self.alarms is not None
+        )
 
 
 class Supply(msgspec.Struct, frozen=True):
-    """What the store found for a `Need`."""
+    """What the store found for an `Ask`."""
 
     flows: list[Flow] = []
     gates: list[Gate] = []
@@ -354,15 +368,6 @@ class LaneTally(msgspec.Struct, array_like=True, gc=False):
     latest: Instant = 0
     """When the last of those that ended was claimed."""
 
-    def release(self, release: Release) -> None:
-        """Add the ends of claims."""
-        self.ended += release.ended
-        self.failed += release.failed
-        self.unstarted += release.unstarted
-        self.lost += release.lost
-        self.ran += 0 if release.lost else release.ran
-        self.latest = max(self.latest, release.latest)
-
 
 class UnseenLane(LaneTally, array_like=True, gc=False):
     """Jobs of one lane that no claim has seen, of those that brought the same numbers along."""
@@ -406,17 +411,6 @@ class Plan(msgspec.Struct, frozen=True):
     rings: list[Ring] = []
     tally: Tally | None = None
     """What the claim tells of itself; `None`: nothing happened."""
-
-    @property
-    def moves(self) -> tuple[int, int, int]:
-        """How far it moves what a queue counts: ready jobs, running jobs, parked lanes."""
-        ready = running = parked = 0
-        for lane in self.lanes:
-            had, held, was_parked = lane.was
-            ready += lane.ready - had
-            running += lane.in_flight - held
-            parked += (lane.standing == _PARKED) - was_parked
-        return ready, running, parked
 
 
 AHEAD = PLANNED_AHEAD
@@ -473,8 +467,3 @@ class Passed:
         if now >= self._forget_at:
             self._forget_at = now + KEPT
             self._gates = {each: gate for each, gate in self._gates.items() if gate.tat + KEPT > now}
-
-
-def paces_of(claims: Sequence[Claim], starts: Sequence[Start]) -> dict[UUID, Pace]:
-    """The paces of claims, given the starts that they were made from."""
-    return {claim.id: start.pace for claim, start in zip(claims, starts, strict=False) if start.pace is not None}

@@ -15,10 +15,11 @@ from fairlane.policy.keys import lane_id
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.journal import Delta, Mark
 from fairlane.scheduler.rebuild import rebuild
-from fairlane.scheduler.resident import Events, Found, ResidentBoard
+from fairlane.scheduler.resident import Found, ResidentBoard
 from fairlane.scheduler.settlement import Verdict
 from fairlane.scheduler.snapshot import (
     Arrival,
+    Events,
     FlowRow,
     GateRow,
     Head,

@@ -20,6 +20,7 @@ from fairlane.clock import SECOND, Instant
 from fairlane.policy.keys import By, select
 from fairlane.policy.limits import smoothed
 from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.scheduler.journal import add_release
 from fairlane.scheduler.snapshot import GateTally, LaneRow, LaneTally, Release, Tally, UnseenLane
 from fairlane.stats.gates import Brought, Came, Ends, hears_arrivals
 
@@ -301,7 +302,7 @@ class Recent:
         for release in ends.releases:
             if (lane := ends.lanes.get(release.lane)) is not None:
                 told_of = LaneTally(*lane)
-                told_of.release(release)
+                add_release(told_of, release)
                 self._sums.add(Tally(ended_at(release, now), 0, 0, [told_of], []))
 
     @property

@@ -1,4 +1,4 @@
-"""Going on with a change of the number of a queue's partitions, from wherever it stands: see `policy/division.py`.
+"""Going on with a change of the number of a queue's partitions, from wherever it stands: see `policy/partitions.py`.
 
 Whoever changes a partition names the version that it has seen, together with partition 0, and changes nothing if that
 is no longer in force. So any number of processes can go on with one change, and one that was stopped for an hour in
@@ -13,8 +13,17 @@ from collections.abc import Mapping
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.policy.division import LEARNED_AFTER, Phase, in_phase, next_phase, others, phase_of, widths
-from fairlane.policy.partitions import parse_partition, partition_name
+from fairlane.policy.partitions import (
+    LEARNED_AFTER,
+    Phase,
+    in_phase,
+    next_phase,
+    others,
+    parse_partition,
+    partition_name,
+    phase_of,
+    widths,
+)
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.store.audit import Note
 from fairlane.store.protocol import Store

@@ -14,9 +14,9 @@ from fairlane.clock import Instant
 from fairlane.errors import JobNotFound, SchemaTooNew, StoreUnavailable, UnknownQueue
 from fairlane.job import AttemptRecord, FrozenKeys, JobRecord, NewJob, Outcome, State, new_job_ids, told_in
 from fairlane.policy.keys import KEYS_REMEMBERED
-from fairlane.policy.limits import Limit
+from fairlane.policy.limits import Limit, read_limit
 from fairlane.policy.overrides import Override, Overrides
-from fairlane.policy.policy import Policy, read_limit
+from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.journal import FORMAT
 from fairlane.scheduler.settlement import Settlement

@@ -23,9 +23,10 @@ from fairlane.policy.policy import WEIGHT, BoundLimit, Policy
 from fairlane.scheduler.board import Board, Gate
 from fairlane.scheduler.explain import OWN_LANES, Facts, Subject, siblings_of
 from fairlane.scheduler.journal import Tail, decode_tally
-from fairlane.scheduler.resident import Ask, Found, ResidentBoard, upcoming
+from fairlane.scheduler.resident import Found, ResidentBoard, upcoming
 from fairlane.scheduler.snapshot import (
     Arrival,
+    Ask,
     Forced,
     GateRow,
     LaneRow,

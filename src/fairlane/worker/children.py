@@ -24,7 +24,7 @@ from fairlane.clock import SECOND, Clock
 from fairlane.enqueue import Stamp
 from fairlane.errors import FairlaneError, StoreUnavailable
 from fairlane.job import Claim, State
-from fairlane.policy.division import LEARNED_EVERY
+from fairlane.policy.partitions import LEARNED_EVERY
 from fairlane.scheduler.settlement import SEEN, UNSEEN, Interrupted, Lost, Outcome, Settlement, settle
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.stats_values import BlockedLoop

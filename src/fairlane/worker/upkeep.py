@@ -10,9 +10,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from fairlane.clock import SECOND, Clock, Instant
 from fairlane.errors import StoreUnavailable
 from fairlane.job import State
-from fairlane.policy.division import LEARNED_EVERY
 from fairlane.policy.keys import gate_id
-from fairlane.policy.partitions import MOVING, Partition, parse_partition, partition_name, whole_of
+from fairlane.policy.partitions import LEARNED_EVERY, MOVING, Partition, parse_partition, partition_name, whole_of
 from fairlane.scheduler.rebuild import Miscount
 from fairlane.store import records
 from fairlane.store.audit import UPKEEP, Note

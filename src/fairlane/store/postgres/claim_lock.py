@@ -33,11 +33,14 @@ from fairlane.scheduler.journal import (
     encode_delta,
     encode_removed,
     encode_tally,
+    moves,
 )
 from fairlane.scheduler.rebuild import Rebuilt
-from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
+from fairlane.scheduler.resident import Found, ResidentBoard
 from fairlane.scheduler.snapshot import (
     Arrival,
+    Ask,
+    Events,
     FlowRow,
     Forced,
     GateRow,
@@ -339,7 +342,7 @@ class Scheduling:
                 now,
                 [state.vtime, state.cursor, state.cost],
                 [state.cursor_tie, state.tie],
-                list(plan.moves),
+                list(moves(plan)),
                 *opened.bounds,
                 None if mark is None else mark.seq,
                 None if mark is None else mark.token,

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from fairlane.scheduler.snapshot import paces_of
+from fairlane.scheduler.plan import paces_of
 from fairlane.store.boards import PLANS_AT_MOST, Boards, Checkpoints, Raced
 from fairlane.store.postgres import operators
 from fairlane.store.postgres.claim_lock import (

@@ -14,7 +14,7 @@ from fairlane.policy.overrides import Amendment, Override, amend
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Holder, OnReplayConflict
 from fairlane.scheduler.rebuild import carried_gates, rebuild
-from fairlane.scheduler.resident import Ask
+from fairlane.scheduler.snapshot import Ask
 from fairlane.store.audit import EXPIRY, Note, describe_amendments, record
 from fairlane.store.operators import (
     CANCEL,

@@ -10,7 +10,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.errors import InvalidPolicy
-from fairlane.policy.division import as_divided
+from fairlane.policy.partitions import as_divided
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import (
     StrayLane,

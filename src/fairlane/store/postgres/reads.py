@@ -22,8 +22,8 @@ from fairlane.scheduler.explain import (
     sequence_lane,
 )
 from fairlane.scheduler.journal import Delta
-from fairlane.scheduler.resident import Events, ResidentBoard
-from fairlane.scheduler.snapshot import LaneRow, QueueRow, Snapshot
+from fairlane.scheduler.resident import ResidentBoard
+from fairlane.scheduler.snapshot import Events, LaneRow, QueueRow, Snapshot
 from fairlane.stats.keys import DAY
 from fairlane.store import operators, stats_rows, stats_sums
 from fairlane.store import stats as questions

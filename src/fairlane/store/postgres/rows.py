@@ -11,8 +11,8 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.job import Claim
 from fairlane.scheduler.journal import Mark
-from fairlane.scheduler.resident import Ask, Found
-from fairlane.scheduler.snapshot import Arrival, FlowRow, GateRow, Head, LaneRow, QueueRow, Release
+from fairlane.scheduler.resident import Found
+from fairlane.scheduler.snapshot import Arrival, Ask, FlowRow, GateRow, Head, LaneRow, QueueRow, Release
 from fairlane.store.rows import decode_given, decode_key, decode_keys
 
 Row = Sequence[Any]

@@ -13,8 +13,7 @@ from fairlane.policy.limits import Limit
 from fairlane.policy.policy import Policy, check_alike, shared_identity
 from fairlane.scheduler.board import rings_for_all
 from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
-from fairlane.scheduler.resident import Events
-from fairlane.scheduler.snapshot import Contender, Plan, Ring, SharedGateRow, SharedRelease, Start
+from fairlane.scheduler.snapshot import Contender, Events, Plan, Ring, SharedGateRow, SharedRelease, Start
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS, Connection
 from fairlane.store.protocol import RELEASES_AT_MOST

@@ -21,7 +21,9 @@ from fairlane.scheduler.journal import (
     encode_delta,
     encode_removed,
     encode_tally,
+    moves,
 )
+from fairlane.scheduler.plan import paces_of
 from fairlane.scheduler.rebuild import (
     HeldLane,
     corrected,
@@ -32,9 +34,11 @@ from fairlane.scheduler.rebuild import (
     tokens_of_its_own,
     tokens_to_share,
 )
-from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
+from fairlane.scheduler.resident import Found, ResidentBoard
 from fairlane.scheduler.snapshot import (
     Arrival,
+    Ask,
+    Events,
     Forced,
     GateRow,
     Head,
@@ -44,7 +48,6 @@ from fairlane.scheduler.snapshot import (
     Release,
     Snapshot,
     Start,
-    paces_of,
 )
 from fairlane.store.boards import MOST_WHOLE, Raced
 from fairlane.store.protocol import (
@@ -547,7 +550,7 @@ def _write(tx: Transaction, queue: QueueInForce, plan: Plan, bells: _Bells, now:
         mark, delta = Mark(queue.mark.seq + 1, uuid4()), encode_delta(plan)
         board.note(plan, mark)
         told = None if plan.tally is None else encode_tally(plan.tally)
-        _note(tx, queue.id, plan.queue, plan.moves, mark, delta, told)
+        _note(tx, queue.id, plan.queue, moves(plan), mark, delta, told)
     else:
         board.mark = queue.mark
     if backlogs := [gate.row() for gate in plan.gates if gate.bound.limit.is_of_producers]:

@@ -10,8 +10,7 @@ from fairlane.clock import Instant
 from fairlane.policy.policy import BoundLimit, Policy, check_alike, shared_identity
 from fairlane.scheduler.board import rings_for_all
 from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
-from fairlane.scheduler.resident import Events
-from fairlane.scheduler.snapshot import Plan, Ring, SharedGateRow, SharedRelease
+from fairlane.scheduler.snapshot import Events, Plan, Ring, SharedGateRow, SharedRelease
 from fairlane.store.protocol import RELEASES_AT_MOST
 from fairlane.store.rows import decode_keys, decode_limit, encode_limit
 from fairlane.store.sqlite import rows

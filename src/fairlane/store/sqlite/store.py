@@ -15,8 +15,8 @@ from fairlane.clock import Clock, Instant, SystemClock, microseconds
 from fairlane.errors import InvalidPolicy, JobNotFound, SchemaOutOfDate
 from fairlane.job import Claim, JobRecord, NewJob, Outcome, State
 from fairlane.policy.backlog import add_bells
-from fairlane.policy.division import as_divided
 from fairlane.policy.overrides import Amendment, Override
+from fairlane.policy.partitions import as_divided
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
 from fairlane.scheduler.rebuild import Miscount, WaitingLane
