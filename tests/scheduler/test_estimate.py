@@ -20,7 +20,7 @@ from fairlane.scheduler.explain import (
     OWN_LANES,
     Explanation,
     Facts,
-    Running,
+    Holder,
     Service,
     Subject,
     examine,
@@ -81,7 +81,7 @@ def told_of(fleet: Fleet, lane: LaneKey, head: Head) -> Explanation:
         examined,
         queue.waiting(),
         [
-            Running(
+            Holder(
                 UUID(int=position), "t", fleet.names[start.lane][0], dict(fleet.names[start.lane][1]), None, fleet.now
             )
             for position, start in fleet.claimed.items()

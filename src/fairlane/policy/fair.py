@@ -45,23 +45,15 @@ class Fair:
             raise InvalidPolicy(f"{what}: name the key whose values take turns, such as by='account'")
         if charge not in ("time", "count"):
             raise InvalidPolicy(f"{what}: charge={shown(charge)} is unknown; use 'time' or 'count'")
+        brought, default = from_job(weight), 1.0
         named: dict[str, float] = {}
-        default: float = 1.0
-        brought = from_job(weight)
-        if brought is not None:
-            pass
-        elif isinstance(weight, Mapping):
-            named = (
-                named_numbers(f"{what}: weight", names, weight, lambda number: checked_weight(what, number))
-                if weight
-                else {}
-            )
-        else:
+        if isinstance(weight, Mapping) and brought is None:
+            if weight:
+                named = named_numbers(f"{what}: weight", names, weight, lambda each: checked_weight(what, each))
+        elif brought is None:
             default = checked_weight(what, weight)
-        object.__setattr__(self, "by", names)
-        object.__setattr__(self, "weight", default)
-        object.__setattr__(self, "weights", named)
-        object.__setattr__(self, "charge", charge)
+        for name, value in (("by", names), ("weight", default), ("weights", named), ("charge", charge)):
+            object.__setattr__(self, name, value)
         object.__setattr__(self, "from_job", brought)
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ def normalize_by(what: str, by: str | tuple[str, ...] | None, parameter: str = "
     they were given."""
     names: Any = () if by is None and parameter == "by" else by if isinstance(by, tuple | list) else (by,)
     for name in names:
-        if not _is_name(name):
+        if not isinstance(name, str) or _NAME.match(name) is None:
             raise InvalidPolicy(
                 f"{what}: {parameter}={shown(by)} is not a key's name; give one, such as {parameter}='account', or a "
                 "tuple of them, in letters, digits and underscores"
@@ -47,18 +47,12 @@ def checked_name(what: str, name: object) -> str | None:
 
 def repr_by(by: By) -> str:
     """The last argument of a declaration, as one would write it."""
-    if not by:
-        return ""
-    return f", by={by[0]!r}" if len(by) == 1 else f", by={by!r}"
+    return f", by={(by[0] if len(by) == 1 else by)!r}" if by else ""
 
 
 def repr_name(name: str | None) -> str:
     """The name of a shared limit, as one would write it."""
     return "" if name is None else f", name={name!r}"
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and _NAME.match(name) is not None
 
 
 MAX_KEY_BYTES = 512
@@ -90,7 +84,13 @@ def canonical_key(name: str, value: object) -> str | None:
             # What it holds, not what an enum or another subclass prints: equal values are the same key.
             text = str.__str__(value)
         case int():
-            text = _digits(name, value)
+            # Python refuses to print numbers of many thousand digits; none of them would fit anyway.
+            if value.bit_length() > 4 * MAX_KEY_BYTES:
+                raise InvalidKey(
+                    f"key {shown(name)}: a number of more than {MAX_KEY_BYTES} digits; "
+                    "hash the value, or use a shorter one"
+                )
+            text = int.__repr__(value)
         case UUID():
             text = str(value)
         case float():
@@ -111,15 +111,6 @@ def canonical_key(name: str, value: object) -> str | None:
             f"key {shown(name)}: {size} bytes is more than {MAX_KEY_BYTES}; hash the value, or use a shorter one"
         )
     return text
-
-
-def _digits(name: str, value: int) -> str:
-    # Python refuses to print numbers of many thousand digits; none of them would fit anyway.
-    if value.bit_length() > 4 * MAX_KEY_BYTES:
-        raise InvalidKey(
-            f"key {shown(name)}: a number of more than {MAX_KEY_BYTES} digits; hash the value, or use a shorter one"
-        )
-    return int.__repr__(value)
 
 
 def canonical_keys(values: Mapping[str, object]) -> dict[str, str | None]:

@@ -82,7 +82,10 @@ def unique_key(
     if value is None:
         return None
     parts = cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,)
-    texts = tuple(_part(task, part) for part in parts)
+    try:
+        texts = tuple(canonical_key("unique", part) for part in parts)
+    except InvalidKey as error:
+        raise InvalidKey(f"task {task!r}: {error}") from None
     until = Until.WINDOW if unique.window is not None else Until[unique.until.upper()]
     return UniqueKey(
         unique_id(task, texts),
@@ -102,13 +105,6 @@ def _called(task: str, key: Callable[..., object], args: tuple[Any, ...], kwargs
             f"task {task!r}: its unique= function failed: {type(error).__name__}: {error}; let it return a value for "
             "every call, or None where a job is not unique"
         ) from error
-
-
-def _part(task: str, part: object) -> str | None:
-    try:
-        return canonical_key("unique", part)
-    except InvalidKey as error:
-        raise InvalidKey(f"task {task!r}: {error}") from None
 
 
 def digest_of(payload: bytes) -> bytes:
@@ -220,13 +216,10 @@ def admit(jobs: Sequence[NewJob], holders: Mapping[bytes, Holder], now: Instant)
                 admission.replaced[conflict.holder] = job.id
         stored[place] = admission.taken[job.unique.id] = job
         takers[job.unique.id] = place
-        known[job.unique.id] = _newly_held(job, job.unique, now)
+        key = job.unique
+        known[key.id] = Holder(job.id, key.digest, key.until, key.expires_at(now), State.READY, has_started=False)
     admission.stored.extend(stored.values())
     return admission
-
-
-def _newly_held(job: NewJob, key: UniqueKey, now: Instant) -> Holder:
-    return Holder(job.id, key.digest, key.until, key.expires_at(now), State.READY, has_started=False)
 
 
 NO_KEYS: Mapping[bytes, Holder] = MappingProxyType({})
@@ -280,7 +273,8 @@ def readmit(
     readmission = Readmission({}, {}, {}, {})
     for each in jobs:
         holder = known.get(each.key)
-        if holder is not None and holder.job != each.job and _keeps_out(holder, each, now):
+        is_held = holder is not None and (holder.holds(now) or (each.until is Until.WINDOW and holder.is_alive))
+        if holder is not None and holder.job != each.job and is_held:
             if on_conflict == "reject" or not holder.waits or each.key in readmission.taken or each.key in earlier:
                 readmission.held[each.job] = holder.job
                 continue
@@ -292,7 +286,3 @@ def readmit(
         known[each.key] = Holder(each.job, each.digest, each.until, None, State.READY, has_started=False)
         readmission.back[each.job] = each.key, known[each.key]
     return readmission
-
-
-def _keeps_out(holder: Holder, job: Ended, now: Instant) -> bool:
-    return holder.holds(now) or (job.until is Until.WINDOW and holder.is_alive)

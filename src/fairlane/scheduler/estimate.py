@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from heapq import heappop, heappush, nsmallest
 from math import inf
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -158,12 +158,11 @@ class Contest(msgspec.Struct, frozen=True):
     running: int
 
 
-class Told(msgspec.Struct, frozen=True):
-    """What a rehearsal has shown."""
+class Told(NamedTuple):
+    """When the subject starts, and how many jobs of the queue start before it."""
 
     at: Instant
     before: int
-    """So many jobs of the queue started first."""
 
 
 def rehearse(contest: Contest, now: Instant) -> Told:
@@ -177,8 +176,6 @@ def rehearse(contest: Contest, now: Instant) -> Told:
 
 class _Gate(GateState):
     """A gate in a rehearsal."""
-
-    __slots__ = ("is_of_queue", "limit", "parked", "turnaround", "width")
 
     def __init__(self, passed: Passed, bundle: int) -> None:
         super().__init__(passed.gate.in_flight, passed.gate.tat, deepcopy(passed.gate.memo))
@@ -200,26 +197,20 @@ class _Gate(GateState):
             return None
         return self.limit.take_many(self, now, self.width, run_time + self.turnaround)
 
-    def opens_at(self) -> Instant | None:
-        return self.limit.opens_again_at(self)
-
     def wake(self) -> _Lane:
         """Let one lane go on: that of the flow whose turn it was when it came here, and of that flow the first. Nobody
         is parked at a gate of the whole queue: there it counts whose turn it is now."""
         if self.is_of_queue:
             lane = min(self.parked, key=lambda each: (each.flow.tag, each.is_subject, each.order, self.parked[each]))
-            del self.parked[lane]
-            return lane
-        first = nsmallest(1 + SIBLINGS, self.parked, key=self.parked.__getitem__)
-        lane = min((each for each in first if each.flow is first[0].flow), key=lambda each: each.order)
+        else:
+            first = nsmallest(1 + SIBLINGS, self.parked, key=self.parked.__getitem__)
+            lane = min((each for each in first if each.flow is first[0].flow), key=lambda each: each.order)
         del self.parked[lane]
         return lane
 
 
 class _Lane:
     """A lane in a rehearsal."""
-
-    __slots__ = ("_ahead", "_each", "_first", "_position", "entrants", "flow", "gates", "is_subject", "left", "started")
 
     def __init__(
         self, entrants: Entrants, flow: _Flow, gates: list[_Gate], position: float, bundle: int, jobs: int
@@ -241,8 +232,6 @@ class _Lane:
 
 class _Flow:
     """A flow in a rehearsal."""
-
-    __slots__ = ("is_own", "is_queued", "lanes", "run_time", "step", "tag")
 
     def __init__(self, contestant: Contestant, bundle: int, *, is_own: bool) -> None:
         self.tag, self.step, self.run_time = contestant.tag, contestant.step * bundle, contestant.run_time
@@ -301,8 +290,11 @@ class _Stage:
         heappush(flow.lanes, (lane.order, lane is self.subject, self.order, lane))
         if not flow.is_queued:
             flow.tag = max(flow.tag, self.cursor - MOST_LAG * flow.step)
-            flow.is_queued = True
-            heappush(self.flows, (flow.tag, flow.is_own, self.order, flow))
+            self._queue(flow)
+
+    def _queue(self, flow: _Flow) -> None:
+        flow.is_queued = True
+        heappush(self.flows, (flow.tag, flow.is_own, self.order, flow))
 
     def play(self) -> Told | None:
         while self.starts < MOST_STARTS:
@@ -343,15 +335,10 @@ class _Stage:
         lane.started += 1
         if lane is self.subject and not lane.left:
             return True
-        held = [
-            (until, gate, places)
-            for gate in (*lane.gates, *self.of_queue)
-            if (taken := gate.take(self.now, flow.run_time)) is not None
-            for until, places in (taken,)
-        ]
-        for until, gate, places in held:
-            self.order += 1
-            heappush(self.ends, (until, self.order, [(gate, places)]))
+        for gate in (*lane.gates, *self.of_queue):
+            if (taken := gate.take(self.now, flow.run_time)) is not None:
+                self.order += 1
+                heappush(self.ends, (taken[0], self.order, [(gate, taken[1])]))
         self.cursor = max(self.cursor, flow.tag)
         heappop(flow.lanes)
         heappop(self.flows)
@@ -359,9 +346,8 @@ class _Stage:
         flow.tag += flow.step
         self._join(lane)
         if not flow.is_queued and flow.lanes:
-            flow.is_queued = True
             self.order += 1
-            heappush(self.flows, (flow.tag, flow.is_own, self.order, flow))
+            self._queue(flow)
         return False
 
     def _go_on(self) -> bool:
@@ -370,7 +356,11 @@ class _Stage:
         while True:
             if self._wake():
                 return True
-            moments = [at for gate in self._waited_for() if (at := gate.opens_at()) is not None and at > self.now]
+            moments = [
+                at
+                for gate in self._waited_for()
+                if (at := gate.limit.opens_again_at(gate)) is not None and at > self.now
+            ]
             moments += [self.ends[0][0]] if self.ends else []
             if not moments:
                 return False

@@ -114,25 +114,19 @@ class Service(msgspec.Struct, frozen=True):
         return self.is_served and self.refusal is None
 
 
-class Running(msgspec.Struct, frozen=True):
-    """A job that runs, with what tells its lane apart."""
+class Holder(msgspec.Struct, frozen=True):
+    """A job that takes up a place: it runs, or keeps its place in a sequence until its next attempt."""
 
     job: UUID
     task: str
     priority: int
     keys: dict[str, str | None]
+    """All that tells its lane apart."""
     worker: str | None
     since: Instant
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """A job that waits for its next attempt and keeps its place in a sequence meanwhile."""
-
-    job: UUID
-    task: str
-    priority: int
-    keys: dict[str, str | None]
-    due_at: Instant
+    """Since when it runs; for one that waits, `due_at`."""
+    due_at: Instant | None = None
+    """When it runs again."""
 
 
 class Shut(msgspec.Struct, frozen=True):
@@ -203,7 +197,7 @@ class Facts(msgspec.Struct, frozen=True):
     examined: Examined
     ready: int
     """Jobs of the queue that are ready, as far as bells have been folded."""
-    running: list[Running]
+    running: list[Holder]
     """Jobs of the queue that run, up to a bound."""
     ahead: int
     """Ready jobs before it in its lane, up to `COUNTED`."""
@@ -211,7 +205,7 @@ class Facts(msgspec.Struct, frozen=True):
     """Flows whose turn comes before its own, up to `COUNTED`."""
     next_up: list[UUID]
     """The jobs that would start next, in their order."""
-    kept: list[Kept] = []
+    kept: list[Holder] = []
     """Jobs of the subject's sequence that keep their place, up to a bound."""
     is_forced: bool = False
     """An operator wants the job to start next."""
@@ -222,18 +216,6 @@ class Facts(msgspec.Struct, frozen=True):
     """Lanes of the queue that wait at gates of keys, as far as bells have been folded."""
     ahead_in: dict[bytes, int] = {}
     """Ready jobs before its position in other lanes of its flow, up to `COUNTED_BESIDE` each."""
-
-
-class Holder(msgspec.Struct, frozen=True):
-    """A job that takes up a place: it runs, or keeps it until its next attempt."""
-
-    job: UUID
-    task: str
-    worker: str | None
-    since: Instant
-    """Since when it runs; for one that waits, `due_at`."""
-    due_at: Instant | None = None
-    """When it runs again."""
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -277,14 +259,13 @@ def examine(snapshot: Snapshot, subject: Subject, next_up: int) -> Generator[Ask
     """Fold the bells as a claim would, and ask every gate that the subject has to pass. Also returns what a claim of
     `next_up` jobs would do."""
     working = Working(snapshot, next_up)
-    steps = _examine(working, snapshot, subject)
-    return (yield from ask_for_shared(working.board, steps) if snapshot.policy.shared_limits else steps)
 
+    def steps() -> Generator[Ask, Supply, tuple[Examined, Plan]]:
+        yield from working.fold()
+        examined = yield from _ask_gates(working, snapshot, subject)
+        return examined, (yield from working.go_on())
 
-def _examine(working: Working, snapshot: Snapshot, subject: Subject) -> Generator[Ask, Supply, tuple[Examined, Plan]]:
-    yield from working.fold()
-    examined = yield from _ask_gates(working, snapshot, subject)
-    return examined, (yield from working.go_on())
+    return (yield from ask_for_shared(working.board, steps()) if snapshot.policy.shared_limits else steps())
 
 
 def _ask_gates(working: Working, snapshot: Snapshot, subject: Subject) -> Generator[Ask, Supply, Examined]:
@@ -380,12 +361,11 @@ def _rivals(
                 round(each.ready * max(1.0, crowd)), passes[each.id], float(each.head), parked=_parked(board, each)
             )
             theirs.setdefault(each.flow.id, []).append(entrants)
-    found = []
-    for flow in board.flows.values():
-        known = theirs.get(flow.id, [])
-        if flow is not own and (known or flow.standing != IDLE):
-            found.append(_contestant(board, flow, known))
-    return found
+    return [
+        _contestant(board, flow, theirs.get(flow.id, []))
+        for flow in board.flows.values()
+        if flow is not own and (flow.id in theirs or flow.standing != IDLE)
+    ]
 
 
 def _parked(board: Board, lane: Lane) -> tuple[bytes, float] | None:
@@ -436,15 +416,18 @@ def explain(
     """Every reason that holds the subject, those that take longest first. `tasks` are those that the app knows,
     `forwarded` the queues that it leaves to an engine, `seen` is how the last minutes of its queue went."""
     subject = facts.subject
+    running_for = _seconds(facts.now - (subject.claimed_at or 0))
     if subject.is_published:
-        return _told(facts, [_published(facts)], facts.now, None)
+        words = (
+            f"has been at the broker for {running_for}, published by dispatcher {subject.worker}, and no worker of the "
+            f"engine has begun it; check that one consumes the engine's queue"
+        )
+        return _told(facts, [Hold(Reason.PUBLISHED, words)], facts.now, None)
     if subject.state is State.RUNNING and (at := subject.claimed_at or 0) > facts.now:
         words = f"is next at its rate: worker {subject.worker} starts it in {_seconds(at - facts.now)}"
         return _told(facts, [Hold(Reason.RATE, words, until=at)], at, at)
     if subject.state is State.RUNNING:
-        words = (
-            f"has been running for {_seconds(facts.now - (subject.claimed_at or 0))} on {subject.worker or 'a worker'}"
-        )
+        words = f"has been running for {running_for} on {subject.worker or 'a worker'}"
         return _told(facts, [Hold(Reason.RUNNING, words)], facts.now, facts.now)
     if subject.state is not None and subject.state.is_final:
         return _told(facts, [Hold(Reason.ENDED, f"is {subject.state}; it waits for nothing")], None, None)
@@ -454,9 +437,13 @@ def explain(
         earliest = facts.now if facts.service.can_start else None
         return _told(facts, holds, earliest, earliest)
     holds = [*_outside(facts, tasks, forwarded), *_scheduled(facts), *_shut(facts)]
-    stops = [hold for hold in holds if hold.until is None and not _is_released(hold)]
+    # Whatever has holders ends when they do.
+    stops = [hold for hold in holds if hold.until is None and not hold.holders]
     earliest = None if stops else max([facts.now, *(hold.until for hold in holds if hold.until is not None)])
-    holds += [*_unbegun(facts), *_given_back(subject), *_queued(facts)]
+    if facts.service.unbegun is not None:
+        # What is at the broker takes up the queue's limits, and has not begun.
+        holds.append(Hold(Reason.PUBLISHED, facts.service.unbegun))
+    holds += [*_given_back(subject), *_queued(facts)]
     if not holds and subject.job is not None:
         holds.append(Hold(Reason.SLOT, "could start now: it waits for a free slot of a worker"))
     return _told(facts, holds, earliest, None if stops else _estimate(facts, earliest, seen))
@@ -506,22 +493,6 @@ def forwarded_to_an_engine(queue: str, forwarded: Collection[str] | None, *, was
     return whole_of(queue) in forwarded
 
 
-def _published(facts: Facts) -> Hold:
-    subject = facts.subject
-    since = _seconds(facts.now - (subject.claimed_at or 0))
-    words = (
-        f"has been at the broker for {since}, published by dispatcher {subject.worker}, and no worker of the engine "
-        f"has begun it; check that one consumes the engine's queue"
-    )
-    return Hold(Reason.PUBLISHED, words)
-
-
-def _unbegun(facts: Facts) -> list[Hold]:
-    """What is at the broker takes up the queue's limits, and has not begun."""
-    told = facts.service.unbegun
-    return [] if told is None else [Hold(Reason.PUBLISHED, told)]
-
-
 def _outside(facts: Facts, tasks: Collection[str] | None, forwarded: Collection[str] | None) -> list[Hold]:
     subject, service, holds = facts.subject, facts.service, []
     if service.refusal is not None:
@@ -541,24 +512,26 @@ def _outside(facts: Facts, tasks: Collection[str] | None, forwarded: Collection[
 
 
 def _scheduled(facts: Facts) -> list[Hold]:
-    due_at = facts.subject.due_at
-    if facts.subject.state is not State.SCHEDULED or due_at is None:
+    subject, due_at = facts.subject, facts.subject.due_at
+    if subject.state is not State.SCHEDULED or due_at is None:
         return []
-    if facts.subject.waits_to_run_alone:
-        return [_waits_alone(facts.subject)]
-    why = f"for attempt {facts.subject.attempt + 1}" if facts.subject.attempt else "for its time"
+    if subject.waits_to_run_alone:
+        # No time is known: it comes back when the one that runs alone has ended.
+        because = _first_line(subject.error or "its turn has not come")
+        return [Hold(Reason.GIVEN_BACK, f"is to run alone, because its process died while it ran: {because}")]
+    why = f"for attempt {subject.attempt + 1}" if subject.attempt else "for its time"
     return [Hold(Reason.SCHEDULED, f"waits {why}, due in {_seconds(due_at - facts.now)}", until=due_at)]
 
 
 def _shut(facts: Facts) -> list[Hold]:
     holds = []
     for each in facts.examined.shut:
-        values, name, why, opens_at = each.key, each.limit, each.why, each.opens_at
+        name, why = each.limit, each.why
         bound = facts.policy.bound_named(name)
         assert bound is not None
-        key = dict(zip(bound.limit.by, values, strict=True))
+        key = dict(zip(bound.limit.by, each.key, strict=True))
         if why.reason is Reason.PAUSED:
-            holds.append(paused(facts.policy.overrides.pauses[bound.limit.by][tuple(values)], facts.now))
+            holds.append(paused(facts.policy.overrides.pauses[bound.limit.by][each.key], facts.now))
             continue
         if why.reason is Reason.MOVING:
             holds.append(Hold(why.reason, "its key moves to another partition of the queue, and starts there"))
@@ -566,8 +539,7 @@ def _shut(facts: Facts) -> list[Hold]:
         if why.reason is Reason.SEQUENCE:
             holds += _in_sequence(facts, name, key, why)
             continue
-        scope = tuple(sorted(key.items()))
-        override = facts.policy.overrides.limits.get((name, scope))
+        override = facts.policy.overrides.limits.get((name, tuple(sorted(key.items()))))
         holders = _holders(facts, key) if bound.limit.counts_in_flight else []
         holds.append(
             Hold(
@@ -577,7 +549,7 @@ def _shut(facts: Facts) -> list[Hold]:
                 key,
                 why.used,
                 why.bound,
-                opens_at,
+                each.opens_at,
                 holders[:HOLDERS],
                 override,
                 len(holders) or None,
@@ -589,14 +561,11 @@ def _shut(facts: Facts) -> list[Hold]:
 
 def _in_sequence(facts: Facts, name: str, key: Mapping[str, str | None], why: Why) -> list[Hold]:
     """Who is before it. A job that keeps its place itself waits for its time alone."""
-    by, values = tuple(key), tuple(key.values())
-    kept = [each for each in facts.kept if select(by, each.keys, each.priority) == values]
-    holders = [Holder(each.job, each.task, None, each.due_at, each.due_at) for each in kept] + _holders(facts, key)
-    if any(each.job == facts.subject.job for each in holders):
-        holders = [each for each in holders if each.job != facts.subject.job]
-        if not holders:
-            return []
-    until = max((each.due_at for each in kept if each.job != facts.subject.job), default=None)
+    found = [*_of_key(facts.kept, key), *_holders(facts, key)]
+    holders = [each for each in found if each.job != facts.subject.job]
+    if found and not holders:
+        return []
+    until = max((each.due_at for each in holders if each.due_at is not None), default=None)
     words = f"the jobs of {key_words(key)} run one after the other{_miscount_words(facts, name, key)}"
     for first in holders[:1]:
         does = "has been running for" if first.due_at is None else "runs again in"
@@ -648,25 +617,23 @@ def _miscount_words(facts: Facts, name: str, key: Mapping[str, str | None]) -> s
     return ""
 
 
+def _of_key(holders: Iterable[Holder], key: Mapping[str, str | None]) -> list[Holder]:
+    by, values = tuple(key), tuple(key.values())
+    return [each for each in holders if select(by, each.keys, each.priority) == values]
+
+
 def _holders(facts: Facts, key: Mapping[str, str | None]) -> list[Holder]:
-    by = tuple(key)
-    values = tuple(key.values())
-    holding = [each for each in facts.running if select(by, each.keys, each.priority) == values]
-    holding.sort(key=lambda each: each.since)
-    return [Holder(each.job, each.task, each.worker, each.since) for each in holding]
+    return sorted(_of_key(facts.running, key), key=lambda each: each.since)
 
 
 def _given_back(subject: Subject) -> list[Hold]:
     if subject.outcome != "released" or not subject.error or subject.waits_to_run_alone:
         return []
-    first_line, *_ = subject.error.splitlines()
-    return [Hold(Reason.GIVEN_BACK, f"was claimed and given back before it ran: {first_line}")]
+    return [Hold(Reason.GIVEN_BACK, f"was claimed and given back before it ran: {_first_line(subject.error)}")]
 
 
-def _waits_alone(subject: Subject) -> Hold:
-    """No time is known: it comes back when the one that runs alone has ended."""
-    first_line, *_ = (subject.error or "its turn has not come").splitlines()
-    return Hold(Reason.GIVEN_BACK, f"is to run alone, because its process died while it ran: {first_line}")
+def _first_line(text: str) -> str:
+    return text.splitlines()[0]
 
 
 def _queued(facts: Facts) -> list[Hold]:
@@ -683,14 +650,10 @@ def _queued(facts: Facts) -> list[Hold]:
         holds.append(Hold(Reason.LANE, f"{many} {noun} ahead of it", count=ahead))
     if facts.flows_ahead:
         noun = "flows have their" if facts.flows_ahead != 1 else "flow has its"
-        words = f"{_many(facts.flows_ahead)} {noun} turn before its own"
+        many = f"{COUNTED:,} or more" if facts.flows_ahead >= COUNTED else f"{facts.flows_ahead:,}"
+        words = f"{many} {noun} turn before its own"
         holds.append(Hold(Reason.TURN, words, count=facts.flows_ahead))
     return holds
-
-
-def _is_released(hold: Hold) -> bool:
-    """Whether it ends when running jobs do."""
-    return bool(hold.holders)
 
 
 def _ahead(facts: Facts) -> int:
@@ -781,26 +744,20 @@ def _with_run_times(contest: Contest, facts: Facts) -> Contest:
             continue
         key = dict(zip(bound.limit.by, shut.key, strict=True))
         holding = [facts.now - each.since for each in _holders(facts, key)]
-        own = max(own, holding, key=_mean)
+        own = max(own, holding, key=lambda ages: sum(ages) / len(ages) if ages else 0.0)
         of_queue = of_queue if key else holding
 
-    rivals = [replace(each, run_time=run_time_of(each.run_time, of_queue)) for each in contest.rivals]
-    mine = replace(contest.own, run_time=run_time_of(contest.own.run_time, own))
-    return replace(contest, own=mine, rivals=rivals)
+    return replace(
+        contest,
+        own=replace(contest.own, run_time=run_time_of(contest.own.run_time, own)),
+        rivals=[replace(each, run_time=run_time_of(each.run_time, of_queue)) for each in contest.rivals],
+    )
 
 
 def _assuming(contest: Contest, run_time: int) -> Contest:
     """The same with this run time for those of which none is known."""
     own, *rivals = (replace(each, run_time=each.run_time or run_time) for each in (contest.own, *contest.rivals))
     return replace(contest, own=own, rivals=rivals)
-
-
-def _mean(ages: Sequence[int]) -> float:
-    return sum(ages) / len(ages) if ages else 0.0
-
-
-def _many(count: int) -> str:
-    return f"{COUNTED:,} or more" if count >= COUNTED else f"{count:,}"
 
 
 def _seconds(amount: int) -> str:

@@ -18,7 +18,7 @@ from fairlane.clock import Instant
 from fairlane.errors import InvalidPolicy
 from fairlane.policy.keys import Keys, gate_id, key_words, lane_id, select, shared_gate_id
 from fairlane.policy.limits import KINDS, Limit
-from fairlane.policy.partitions import logical, partition_name, partition_of
+from fairlane.policy.partitions import Partition, logical, partition_name, partition_of
 from fairlane.policy.policy import WEIGHT, BoundLimit, Policy
 from fairlane.scheduler.board import IDLE, READY, Board, Flow, Gate, SharedGate, gate_of
 from fairlane.scheduler.journal import lag
@@ -70,7 +70,7 @@ def carried_gates(policy: Policy, now: Instant, gates: Iterable[GateRow]) -> lis
         bound = policy.bound_named(row.limit)
         if bound is not None and bound.is_shared:
             # What it holds is with the gate that queues share.
-            carried += [msgspec.structs.replace(row, wake_at=now)] if row.waiting else []
+            carried += [replace(row, wake_at=now)] if row.waiting else []
             continue
         limit = None if bound is None else policy.limit_at(bound, tuple(row.key), row.value)
         if bound is not None and limit is not None:
@@ -90,19 +90,20 @@ def refuse_to_strand(policy: Policy, lanes: Iterable[LaneRow | WaitingLane]) -> 
     It may look at keys that they do not carry: they would all share one. Or it may promise an order between lanes that
     were told apart.
     """
-    lanes = list(lanes)
-    _refuse_disorder(policy, lanes)
-    missing: dict[str, int] = {}
+    waiting = [lane for lane in lanes if lane.ready > 0]
+    apart = sum(lane.ready for lane in waiting if set(lane.keys) - set(policy.lane_keys))
+    if policy.sequence is not None and apart:
+        raise InvalidPolicy(
+            f"queue {policy.queue!r}: {apart:,} waiting jobs were enqueued without {policy.sequence.limit!r}, in lanes "
+            "by task, priority and keys; under it they would run one at a time, but in no strict order. Let them run "
+            f"first, or say that you accept it: {_accepting(policy)}"
+        )
     scopes = [policy.fair, *policy.limits]
     # The lanes of a sequence do not know their task.
     needed = {*policy.stamped_keys, *(name for each in scopes if each for name in each.by)} - {"priority"}
-    for lane in lanes:
-        if lane.ready > 0:
-            for name in sorted(needed):
-                if name not in lane.keys:
-                    missing[name] = missing.get(name, 0) + lane.ready
-    if missing:
-        name, jobs = max(missing.items(), key=lambda item: item[1])
+    missing = {name: sum(lane.ready for lane in waiting if name not in lane.keys) for name in sorted(needed)}
+    name, jobs = max(missing.items(), key=lambda item: item[1], default=("", 0))
+    if jobs:
         lacking = f"{jobs:,} waiting jobs do" if jobs > 1 else "a waiting job does"
         raise InvalidPolicy(
             f"queue {policy.queue!r}: {lacking} not carry the key {name!r} that this policy looks at; under it they "
@@ -119,18 +120,6 @@ def _accepting(policy: Policy) -> str:
     return f"`fairlane partition {place.of} --to {place.width}{by} --accept-missing-keys`"
 
 
-def _refuse_disorder(policy: Policy, lanes: Iterable[LaneRow | WaitingLane]) -> None:
-    if policy.sequence is None:
-        return
-    apart = sum(lane.ready for lane in lanes if lane.ready > 0 and set(lane.keys) - set(policy.lane_keys))
-    if apart:
-        raise InvalidPolicy(
-            f"queue {policy.queue!r}: {apart:,} waiting jobs were enqueued without {policy.sequence.limit!r}, in lanes "
-            "by task, priority and keys; under it they would run one at a time, but in no strict order. Let them run "
-            f"first, or say that you accept it: {_accepting(policy)}"
-        )
-
-
 def rebuild(
     policy: Policy,
     now: Instant,
@@ -144,16 +133,13 @@ def rebuild(
 
     `kept` are places that jobs keep which do not run: only a policy with a sequence asks for them.
     """
-    board = Board(policy, now, queue)
-    known_flows = {row.id: row for row in flows}
-    gates = list(gates)
+    board, known_flows, gates = Board(policy, now, queue), {row.id: row for row in flows}, list(gates)
     let_go = [GateTally(row.limit, row.key, is_held=False, denied=0) for row in gates if row.waiting > 0]
     for gate_row in gates:
         # Tokens stay spent, also of a key that has no lane any more.
         if (bound := policy.bound_named(gate_row.limit)) is not None:
             value, given_by = (gate_row.value, gate_row.given_by) if bound.from_job else (None, 0)
-            emptied = replace(gate_row, in_flight=0, waiting=0, awake=0, wake_at=None, value=value, given_by=given_by)
-            if (known := gate_of(policy, emptied)) is not None:
+            if (known := gate_of(policy, _emptied(gate_row, value, given_by))) is not None:
                 board.add_gates([known])
                 if known.shared is None:
                     known.limit.carry_over(known, now)
@@ -194,6 +180,11 @@ def rebuild(
         [gate.row() for gate in board.gates.values()],
         Tally(now, 0, 0, [], let_go) if let_go else None,
     )
+
+
+def _emptied(row: GateRow, value: float | None, given_by: int) -> GateRow:
+    """What a gate has spent, without those whom it counted."""
+    return replace(row, in_flight=0, waiting=0, awake=0, wake_at=None, value=value, given_by=given_by)
 
 
 def _add_flow(board: Board, row: FlowRow) -> None:
@@ -248,9 +239,9 @@ def counted_in(
     for _, gates in jobs:
         for gate in gates:
             row = rows.get(gate.id, gate)
-            others = [each for each in row.contenders if each.queue != queue]
-            own = next((each for each in row.contenders if each.queue == queue), Contender(queue, 0))
-            contenders = [*others, replace(own, taken=own.taken + 1)]
+            by_queue = {each.queue: each for each in row.contenders}
+            own = by_queue.pop(queue, Contender(queue, 0))
+            contenders = [*by_queue.values(), replace(own, taken=own.taken + 1)]
             rows[gate.id] = replace(row, in_flight=row.in_flight + 1, contenders=contenders)
     return list(rows.values())
 
@@ -306,16 +297,18 @@ def expected_gates(
     """What the gates of a queue's own limits must count: name, key and number, for those that hold anything."""
     counts: Counter[bytes] = Counter()
     names: dict[bytes, tuple[str, tuple[str | None, ...]]] = {}
+
+    def add(gate: bytes, bound: BoundLimit, of: HeldLane | KeptPlaces) -> None:
+        counts[gate] += of.count
+        names[gate] = (bound.name, select(bound.limit.by, of.keys, of.priority))
+
     for hold in holds:
         for gate, bound in (*policy.gates_of(hold.priority, hold.keys), *policy.queue_gates):
             if bound.limit.counts_in_flight and not bound.is_shared:
-                counts[gate] += hold.count
-                names[gate] = (bound.name, select(bound.limit.by, hold.keys, hold.priority))
+                add(gate, bound, hold)
     for places in kept:
         if (found := policy.sequence_gate(places.priority, places.keys)) is not None:
-            gate, bound = found
-            counts[gate] += places.count
-            names[gate] = (bound.name, select(bound.limit.by, places.keys, places.priority))
+            add(*found, places)
     return {gate: (*names[gate], count) for gate, count in counts.items() if count}
 
 
@@ -323,17 +316,15 @@ def miscounted(
     policy: Policy, expected: dict[bytes, tuple[str, tuple[str | None, ...], int]], gates: Iterable[GateRow]
 ) -> list[Miscount]:
     """Of these gates of a queue's own limits, those that are wrong. What is expected and not among them is missing."""
-    found, seen = [], set()
+    found, missing = [], dict(expected)
     for row in gates:
-        seen.add(row.id)
+        *_, count = missing.pop(row.id, (0,))
         bound = policy.bound_named(row.limit)
         if bound is None or bound.is_shared or not bound.limit.counts_in_flight:
             continue
-        count = expected[row.id][2] if row.id in expected else 0
         if row.in_flight != count and policy.limit_at(bound, tuple(row.key), row.value) is not None:
             found.append(Miscount(policy.queue, row.limit, tuple(row.key), row.in_flight, count))
-    missing = [each for gate, each in expected.items() if gate not in seen]
-    return found + [Miscount(policy.queue, name, key, 0, count) for name, key, count in missing]
+    return found + [Miscount(policy.queue, name, key, 0, count) for name, key, count in missing.values()]
 
 
 def corrected(lanes: Iterable[LaneRow], holds: Iterable[HeldLane]) -> list[LaneRow]:
@@ -390,17 +381,11 @@ def stray_lanes(policy: Policy, lanes: Iterable[WaitingLane]) -> list[StrayLane]
     place = policy.partition
     if place is None or not place.is_guarded:
         return []
-    strays = []
-    for lane in lanes:
-        if place.strays(lane.keys):
-            queue = _home(policy, lane.id, lane.keys)
-            strays.append(StrayLane(lane, queue, lane_id(queue, lane.priority, lane.keys)))
-    return strays
+    homes = ((lane, _home(place, lane.id, lane.keys)) for lane in lanes if place.strays(lane.keys))
+    return [StrayLane(lane, queue, lane_id(queue, lane.priority, lane.keys)) for lane, queue in homes]
 
 
-def _home(policy: Policy, lane: bytes, keys: Keys) -> str:
-    place = policy.partition
-    assert place is not None
+def _home(place: Partition, lane: bytes, keys: Keys) -> str:
     home = place.home_of(keys)
     # Where any partition will do, a lane moves as a whole: its order stays.
     return partition_name(place.of, partition_of((lane.hex(),), place.width) if home is None else home)
@@ -421,7 +406,7 @@ def gates_of_strays(policy: Policy, was: int, gates: Iterable[GateRow]) -> list[
             continue
         keys = dict(zip(bound.limit.by, row.key, strict=True))
         if place.strays(keys) and not lived_here.strays(keys):
-            found.append((_home(policy, row.id, keys), row))
+            found.append((_home(place, row.id, keys), row))
     return found
 
 
@@ -437,7 +422,7 @@ def weights_of_strays(policy: Policy, was: int, flows: Iterable[FlowRow]) -> lis
         keys = dict(zip(policy.fair_by, flow.key, strict=True))
         if flow.given_by and place.strays(keys) and not lived_here.strays(keys):
             row = GateRow(flow.id, WEIGHT, flow.key, 0, 0, 0, 0, None, None, flow.weight, flow.given_by)
-            found.append((_home(policy, flow.id, keys), row))
+            found.append((_home(place, flow.id, keys), row))
     return found
 
 
@@ -449,16 +434,7 @@ def imported(queue: str, own: Iterable[GateRow], others: Iterable[GateRow]) -> l
         gate = gate_id(queue, other.limit, tuple(other.key))
         known = rows.get(gate, other)
         newest = known if known.given_by > other.given_by else other
-        rows[gate] = replace(
-            other,
-            id=gate,
-            in_flight=0,
-            waiting=0,
-            awake=0,
-            wake_at=None,
-            value=newest.value,
-            given_by=newest.given_by,
-        )
+        rows[gate] = _emptied(replace(other, id=gate), newest.value, newest.given_by)
     return list(rows.values())
 
 
@@ -467,12 +443,12 @@ def tokens_to_share(before: Policy, after: Policy, gates: Iterable[GateRow]) -> 
     if before.partition is not None or after.partition is None:
         return []
     shared = _renamed(logical(after)[0], after)
-    rows = []
-    for row in gates:
-        if (bound := shared.get(row.limit)) is not None:
-            gate = shared_gate_id(bound.name, tuple(row.key))
-            rows.append(SharedGateRow(gate, bound.name, row.key, 0, row.tat, [], row.memo, row.value))
-    return rows
+    return [
+        SharedGateRow(shared_gate_id(name, tuple(row.key)), name, row.key, 0, row.tat, [], row.memo, row.value)
+        for row in gates
+        if row.limit in shared
+        for name in (shared[row.limit].name,)
+    ]
 
 
 def shared_tokens(before: Policy, after: Policy) -> Mapping[str, BoundLimit]:

@@ -15,8 +15,7 @@ from fairlane.scheduler.explain import (
     COUNTED_BESIDE,
     Examined,
     Facts,
-    Kept,
-    Running,
+    Holder,
     Subject,
     examine,
     sequence_lane,
@@ -204,7 +203,7 @@ async def look_at(scheduling: Scheduling, subject: Subject, lanes: Sequence[byte
         snapshot.queue,
         examined,
         ready,
-        [Running(job, task, level, decode_keys(held), *rest) for job, task, level, held, *rest in running],
+        [Holder(job, task, level, decode_keys(held), *rest) for job, task, level, held, *rest in running],
         ahead,
         flows_ahead,
         [row["id"] for row in next_up],
@@ -216,11 +215,11 @@ async def look_at(scheduling: Scheduling, subject: Subject, lanes: Sequence[byte
     )
 
 
-async def _kept(connection: Connection, queue: int, lane: bytes | None) -> list[Kept]:
+async def _kept(connection: Connection, queue: int, lane: bytes | None) -> list[Holder]:
     if lane is None:
         return []
     found = await connection.fetch(STATEMENTS["select_kept_places"], queue, lane, RUNNING)
-    return [Kept(job, task, priority, decode_keys(keys), due) for job, task, priority, keys, due in found]
+    return [Holder(job, task, level, decode_keys(keys), None, due, due) for job, task, level, keys, due in found]
 
 
 async def waiting_lanes(connection: Connection, handle: QueueHandle) -> list[LaneRow]:

@@ -18,8 +18,7 @@ from fairlane.scheduler.explain import (
     COUNTED_BESIDE,
     Examined,
     Facts,
-    Kept,
-    Running,
+    Holder,
     Subject,
     examine,
     sequence_lane,
@@ -164,7 +163,7 @@ def look_at(
     board, snapshot = claims.peek(tx, queue, NEXT_UP, now, lanes)
     examined, plan = claims.answer(tx, queue, board.answer(examine(snapshot, subject, NEXT_UP)))
     running = [
-        Running(UUID(bytes=held), task, priority, decode_keys(its_keys), worker, since)
+        Holder(UUID(bytes=held), task, priority, decode_keys(its_keys), worker, since)
         for held, task, priority, its_keys, worker, since in tx.all("select_running_of_queue", queue.id, RUNNING)
     ]
     ahead, flows_ahead = _count_ahead(tx, queue.id, subject, snapshot.queue, examined, board)
@@ -188,9 +187,11 @@ def look_at(
     )
 
 
-def _kept(tx: Transaction, queue: int, lane: bytes | None) -> list[Kept]:
+def _kept(tx: Transaction, queue: int, lane: bytes | None) -> list[Holder]:
     found = [] if lane is None else tx.all("select_kept_places", queue, lane, RUNNING)
-    return [Kept(UUID(bytes=job), task, level, decode_keys(keys), due) for job, task, level, keys, due in found]
+    return [
+        Holder(UUID(bytes=job), task, level, decode_keys(keys), None, due, due) for job, task, level, keys, due in found
+    ]
 
 
 def _count_ahead(
