@@ -165,7 +165,8 @@ class AdaptiveConcurrency(Limit):
         signal = ending.ran if ending.signal is None else ending.signal
         average = smoothed(learned.runs.get(task, 0.0), signal / ending.ended, ending.ended, self.smoothing)
         if self.target is not None:
-            learned = replace(learned, runs=_noted(learned.runs, task, average))
+            others = [each for each in learned.runs.items() if each[0] != task]
+            learned = replace(learned, runs=dict([*others, (task, average)][-MOST_TASKS:]))
             if average > self.target:
                 return self._lowered(learned, EASE, now)
         return self._raised(learned, ending.ended - ending.neutral)
@@ -236,10 +237,3 @@ def _check_bounds(what: str, start: int | None, least: int, most: int) -> None:
 
 def _clamped(value: int, least: int, most: int) -> int:
     return min(max(value, least), most)
-
-
-def _noted(runs: dict[str, float], task: str, average: float) -> dict[str, float]:
-    noted = {name: each for name, each in runs.items() if name != task} | {task: average}
-    if len(noted) > MOST_TASKS:
-        del noted[next(iter(noted))]
-    return noted

@@ -108,9 +108,8 @@ class FullBacklog(msgspec.Struct, frozen=True):
     max: int
 
     def describe(self) -> str:
-        key = key_words(self.key)
-        whose = f"queue {self.queue!r}, {key}" if key else f"queue {self.queue!r}"
-        return f"{whose}: {self.ready:,} jobs wait, and its backlog holds {self.max:,}"
+        key = f", {key_words(self.key)}" if self.key else ""
+        return f"queue {self.queue!r}{key}: {self.ready:,} jobs wait, and its backlog holds {self.max:,}"
 
 
 Joined = dict[bytes, tuple[str, Backlog, Values]]

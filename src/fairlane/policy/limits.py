@@ -460,15 +460,18 @@ class Rate(Limit):
         if not isinstance(rolling, bool):
             raise InvalidPolicy(f"{what}: rolling={shown(rolling)} is neither True nor False; give one of them")
         window = duration_above_zero(what, "per", per)
-        if burst is not None and (rolling or not is_whole(burst) or not 1 <= burst <= MAX_COUNT):
-            raise InvalidPolicy(f"{what}: {_wrong_burst(burst, rolling=rolling)}")
+        if burst is not None and rolling:
+            raise InvalidPolicy(
+                f"{what}: burst={shown(burst)} has no meaning in a rolling window, which holds `limit` jobs however "
+                "they come"
+            )
+        if burst is not None and (not is_whole(burst) or not 1 <= burst <= MAX_COUNT):
+            raise InvalidPolicy(f"{what}: burst={shown(burst)} is not a whole number from 1 to {MAX_COUNT:,}")
         named: dict[str, float] = {}
         number, interval, allowed = 0.0, 0, burst or 0
-        if brought is not None:
-            pass
-        elif isinstance(limit, Mapping):
+        if isinstance(limit, Mapping) and brought is None:
             named = named_numbers(what, names, limit, lambda number: _checked_limit(what, number, window, rolling))
-        else:
+        elif brought is None:
             number = _checked_limit(what, limit, window, rolling)
             # Rounded up: the rate that is kept is never above the one that was asked for.
             interval = math.ceil(Fraction(window) / Fraction(str(number)))
@@ -705,12 +708,6 @@ def _rate(limit: float, per: int, burst: int | None, by: By, rolling: bool, name
 
 def _default_burst(limit: float) -> int:
     return max(1, math.floor(limit))
-
-
-def _wrong_burst(burst: object, *, rolling: bool) -> str:
-    if rolling:
-        return f"burst={shown(burst)} has no meaning in a rolling window, which holds `limit` jobs however they come"
-    return f"burst={shown(burst)} is not a whole number from 1 to {MAX_COUNT:,}"
 
 
 def _checked_limit(what: str, limit: object, window: int, rolling: bool) -> float:

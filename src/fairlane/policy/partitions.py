@@ -239,7 +239,7 @@ def logical(policy: Policy) -> tuple[Policy, tuple[Limit, ...]]:
     if place is None:
         return policy, ()
     shared, own = policy.limits[: len(policy.limits) - place.own], policy.limits[len(policy.limits) - place.own :]
-    limits = tuple(_unnamed(limit) if _is_crossing(place.of, limit) else limit for limit in shared)
+    limits = tuple(_unnamed(limit) if is_crossing(place.of, limit) else limit for limit in shared)
     return replace(policy, queue=place.of, limits=limits, partition=None), own
 
 
@@ -294,7 +294,7 @@ def _crossing(partition: Partition, limits: Iterable[Limit]) -> Iterator[Limit]:
     seen: dict[str, int] = {}
     queue = partition.of
     for limit in limits:
-        if _is_crossing(queue, limit):
+        if is_crossing(queue, limit):
             raise InvalidPolicy(f"queue {queue!r}: {limit!r}: names that begin with {queue}__ belong to its partitions")
         if limit.name is not None or partition.determines(limit.by):
             yield limit
@@ -319,7 +319,8 @@ def _shared_name(queue: str, limit: Limit, nth: int) -> str:
     return f"{queue}__{words}" if nth == 1 else f"{queue}__{words}-{nth}"
 
 
-def _is_crossing(queue: str, limit: Limit) -> bool:
+def is_crossing(queue: str, limit: Limit) -> bool:
+    """Whether the partitions of a queue share this limit, and nobody else."""
     return limit.name is not None and limit.name.startswith(f"{queue}__")
 
 
@@ -407,12 +408,11 @@ def in_phase(first: Policy, index: int) -> Policy:
     match phase_of(first):
         case Phase.PREPARING:
             before, to = widths(first)
-            policy = _placed(_ended(first), width=to, was=before)
+            return sibling(_placed(_ended(first), width=to, was=before), index)
         case Phase.MOVING:
-            policy = _placed(first, since=None)
+            return sibling(_placed(first, since=None), index)
         case _:
-            policy = _ended(first)
-    return sibling(policy, index)
+            return sibling(_ended(first), index)
 
 
 def _ended(first: Policy) -> Policy:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from itertools import combinations
 from typing import Any
@@ -35,7 +35,7 @@ from fairlane.policy.overrides import (
     pause_name,
     paused_by,
 )
-from fairlane.policy.partitions import MOVING, Partition, checked_partition
+from fairlane.policy.partitions import MOVING, Partition, checked_partition, is_crossing
 from fairlane.policy.sequence import Sequence
 
 PRIORITY_STEP = 60 * SECOND
@@ -111,7 +111,7 @@ class Policy:
     """What operators have changed meanwhile. No part of what is declared."""
 
     def __post_init__(self) -> None:
-        if not _is_queue_name(self.queue):
+        if not isinstance(self.queue, str) or _QUEUE_NAME.match(self.queue) is None:
             raise InvalidPolicy(
                 f"queue {shown(self.queue)}: a queue's name has letters, digits, '_', '.', '-' and at most 120 of them"
             )
@@ -148,11 +148,11 @@ class Policy:
         sequences = [limit for limit in self.limits if isinstance(limit, Sequence)]
         if not sequences:
             return
-        if len(sequences) > 1:
+        sequence, *more = sequences
+        if more:
             raise InvalidPolicy(
-                f"{what}: {sequences[0]!r} and {sequences[1]!r}: a queue has one sequence; name all keys in its by="
+                f"{what}: {sequence!r} and {more[0]!r}: a queue has one sequence; name all keys in its by="
             )
-        (sequence,) = sequences
         for each in (self.fair, *self.limits):
             outside = [name for name in (each.by if each else ()) if name not in sequence.by]
             if outside and outside[0] == "priority":
@@ -217,8 +217,7 @@ class Policy:
 
     def is_crossing(self, bound: BoundLimit) -> bool:
         """Whether it is shared by the partitions of this queue, and by nobody else."""
-        name = bound.limit.name
-        return self.partition is not None and name is not None and name.startswith(f"{self.partition.of}__")
+        return self.partition is not None and is_crossing(self.partition.of, bound.limit)
 
     @cached_property
     def sequence(self) -> BoundLimit | None:
@@ -559,10 +558,6 @@ def checked_limits(what: str, parameter: str, given: object) -> tuple[Limit, ...
     return limits
 
 
-def _is_queue_name(name: object) -> bool:
-    return isinstance(name, str) and _QUEUE_NAME.match(name) is not None
-
-
 def check_agreement(policy: Policy, others: Iterable[Policy]) -> None:
     """Refuse a policy that shares a limit with another one of the same program and gives it other figures."""
     declared = {limit.name: (other.queue, limit) for other in others for limit in other.limits if limit.name}
@@ -610,18 +605,16 @@ def differences(before: Policy, after: Policy) -> tuple[Difference, ...]:
     names = dict.fromkeys([*old, *new])
     found = [Difference(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
     if not found and before.digest != after.digest:
-        found = [Difference("the order of limits", ", ".join(_limits(before)), ", ".join(_limits(after)))]
+        orders = (", ".join(bound.name for bound in each.bound) for each in (before, after))
+        found = [Difference("the order of limits", *orders)]
     return tuple(found)
 
 
 def _parts(policy: Policy) -> dict[str, str]:
     fair = {"fair": repr(policy.fair)} if policy.fair else {}
     keys = {"keys": ", ".join(policy.keys)} if policy.keys else {}
-    return {**fair, **_limits(policy), **keys, "priority_step": f"{policy.priority_step / SECOND:g}s"}
-
-
-def _limits(policy: Policy) -> dict[str, str]:
-    return {bound.name: repr(bound.limit) for bound in policy.bound}
+    limits = {bound.name: repr(bound.limit) for bound in policy.bound}
+    return {**fair, **limits, **keys, "priority_step": f"{policy.priority_step / SECOND:g}s"}
 
 
 POLICY_EXAMPLE = '{"fair": {"by": "account"}, "limits": [{"kind": "concurrency", "max": 5, "by": "account"}]}'
@@ -665,33 +658,27 @@ def written_policy(policy: Policy) -> dict[str, Any]:
 
 def policy_text(policy: Policy) -> str:
     """The same as JSON, a line for each limit."""
-    parts = []
+    parts, as_json = [], partial(json.dumps, ensure_ascii=False)
     for name, value in written_policy(policy).items():
         if name == "limits":
-            lines = ",\n".join(f"    {_json(each)}" for each in value)
+            lines = ",\n".join(f"    {as_json(each)}" for each in value)
             parts.append(f'  "limits": [\n{lines}\n  ]')
         else:
-            parts.append(f"  {_json(name)}: {_json(value)}")
+            parts.append(f"  {as_json(name)}: {as_json(value)}")
     return "{\n" + ",\n".join(parts) + "\n}\n" if parts else "{}\n"
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def policy_words(policy: Policy) -> list[str]:
     """What it does, a sentence for each part; the order of jobs first."""
     order = policy.fair.describe() if policy.fair else "First come, first served, higher priorities with a head start"
-    words = [order, *map(_limit_words, policy.limits)]
+    words = [order]
+    for limit in policy.limits:
+        where = f"for each {_and(limit.by)}" if limit.by else "in the whole queue"
+        shared = f", shared by all queues that name {limit.name!r}" if limit.name is not None else ""
+        words.append(f"{limit.describe(where)}{shared}")
     if (place := policy.partition) is not None and place.width > 1:
         words.append(f"Divided into {place.width} partitions{f' by {_and(place.by)}' if place.by else ''}")
     return [f"{each}." for each in words]
-
-
-def _limit_words(limit: Limit) -> str:
-    where = f"for each {_and(limit.by)}" if limit.by else "in the whole queue"
-    shared = f", shared by all queues that name {limit.name!r}" if limit.name is not None else ""
-    return f"{limit.describe(where)}{shared}"
 
 
 def _and(by: By) -> str:

@@ -417,6 +417,11 @@ class Flow:
         """How many jobs it can start, as far as the board shows."""
         return sum(lane.ready for _, _, lane in self.lanes) if self.loaded >= self.open else math.inf
 
+    @property
+    def lacks_lanes(self) -> bool:
+        """Whether memory holds fewer of its ready lanes than it has."""
+        return len(self.ready) < self.opened
+
     def is_blind(self) -> bool:
         """Whether a lane that is not on the board may go before all that are."""
         if self.loaded >= self.open or self.reach == math.inf:
@@ -718,16 +723,8 @@ class SharedGate(GateState):
         self.taken = own.taken if own is not None else 0 if self.limit.counts_in_flight else None
 
     def row(self) -> SharedGateRow:
-        return SharedGateRow(
-            self.id,
-            self.name,
-            self.key,
-            self.in_flight,
-            self.tat,
-            [self.contenders[queue] for queue in sorted(self.contenders)],
-            _encoded(self.memo),
-            self.value,
-        )
+        contenders, memo = [self.contenders[queue] for queue in sorted(self.contenders)], _encoded(self.memo)
+        return SharedGateRow(self.id, self.name, self.key, self.in_flight, self.tat, contenders, memo, self.value)
 
     def room(self, now: Instant) -> int:
         """How much is open to this queue: all, less what others wait for and have not had their part of."""

@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Generator, Hashable, Iterable, Sequence
 from dataclasses import replace
 from math import inf
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
@@ -96,13 +97,7 @@ class ResidentBoard:
     # What a claim does.
 
     def claim(
-        self,
-        events: Events,
-        want: int,
-        *,
-        lag: int = 0,
-        listens: bool = False,
-        ahead: int | None = None,
+        self, events: Events, want: int, *, lag: int = 0, listens: bool = False, ahead: int | None = None
     ) -> Generator[Ask, Found, Plan]:
         """Fold what has happened, then start up to `want` jobs."""
         snapshot = yield from self.snapshot(events, want, lag=lag, listens=listens, ahead=ahead)
@@ -228,8 +223,8 @@ class ResidentBoard:
                 self._drop_flow(gone)
         for lane_id in delta.removed.lanes:
             lanes.pop(lane_id, None)
-            if (idle := self.lanes.pop(lane_id, None)) is not None:
-                self._unplace_lane(idle)
+            if (idle := self.lanes.get(lane_id)) is not None:
+                self._drop_lane(idle)
         for gate_id in delta.removed.gates:
             gates.pop(gate_id, None)
             self._drop_gate(gate_id)
@@ -250,10 +245,12 @@ class ResidentBoard:
 
     def changed_rows(self) -> Delta:
         """All of those."""
-        flows, lanes, gates = self.changed
+        return self._rows(*self.changed)
+
+    def _rows(self, flows: Iterable[bytes], lanes: Iterable[bytes], gates: Iterable[bytes]) -> Delta:
         return Delta(
-            [self.flows[each].row() for each in flows],
-            [self.lanes[each].row() for each in lanes],
+            [self.flows[each].row() for each in flows if each in self.flows],
+            [self.lanes[each].row() for each in lanes if each in self.lanes],
             [self.gates[each].row() for each in gates if each in self.gates],
         )
 
@@ -281,11 +278,7 @@ class ResidentBoard:
         )
         if ask.is_of_board and not self.is_whole:
             self.adopt((yield ask), ask)
-        return Delta(
-            [self.flows[each].row() for each in named[0] if each in self.flows],
-            [self.lanes[each].row() for each in named[1] if each in self.lanes],
-            [self.gates[each].row() for each in named[2] if each in self.gates],
-        )
+        return self._rows(*named)
 
     def over(self, tables: Delta) -> Delta:
         """What these rows of the tables are now; and whatever else has changed."""
@@ -330,8 +323,12 @@ class ResidentBoard:
         ask = Ask(
             flows=[flow for flow in wanted.flows if flow not in self.flows],
             gates=[gate for gate in wanted.gates if gate not in self.gates],
-            ready=[(flow, count) for flow, count in wanted.ready if self._lacks_lanes(self.flows[flow])],
-            parked=[(gate, count) for gate, count in wanted.parked if self._lacks_parked(self.gates[gate])],
+            ready=[(flow, count) for flow, count in wanted.ready if self.flows[flow].lacks_lanes],
+            parked=[
+                (gate, count)
+                for gate, count in wanted.parked
+                if self._parked_lanes.count(gate) + self._parked_flows.count(gate) < self.gates[gate].waited
+            ],
             heads=heads,
             shared=shared,
             but_not=self._known_better(),
@@ -341,13 +338,6 @@ class ResidentBoard:
     def _known_better(self) -> tuple[list[bytes], list[bytes], list[bytes]]:
         flows, lanes, gates = self.changed
         return list(flows), list(lanes), list(gates)
-
-    @staticmethod
-    def _lacks_lanes(flow: Flow) -> bool:
-        return len(flow.ready) < flow.opened
-
-    def _lacks_parked(self, gate: Gate) -> bool:
-        return self._parked_lanes.count(gate.id) + self._parked_flows.count(gate.id) < gate.waited
 
     def _scan_of_tables(self, since: tuple[float, int], count: int) -> tuple[float, int, int] | None:
         """From where on the tables are to be scanned too; `None`: memory has enough."""
@@ -363,7 +353,7 @@ class ResidentBoard:
             self.adopt((yield ask), ask)
         entries = self._ready.entries_since(since, count)
         flows = [self.flows[entry[-1]] for entry in entries]
-        lacking = [(flow.id, LANES_PER_FLOW) for flow in flows if self._lacks_lanes(flow) and not self.is_whole]
+        lacking = [(flow.id, LANES_PER_FLOW) for flow in flows if flow.lacks_lanes and not self.is_whole]
         if lacking:
             ask = Ask(ready=lacking, but_not=self._known_better())
             self.adopt((yield ask), ask)
@@ -482,6 +472,10 @@ class ResidentBoard:
         self._unplace_flow(flow)
         del self.flows[flow.id]
 
+    def _drop_lane(self, lane: Lane) -> None:
+        self._unplace_lane(lane)
+        del self.lanes[lane.id]
+
     # Bounds.
 
     def shrink(self, most: int = MOST_RESIDENT) -> None:
@@ -498,15 +492,14 @@ class ResidentBoard:
         kept = {entry[-1] for entry in self._ready.entries_since(BEGINNING, most // 2)}
         kept.update(changed_flows)
         kept.update(self.lanes[each].flow.id for each in changed_lanes)
-        others = sorted((flow for flow in self.flows.values() if flow.id not in kept), key=_last_used)
+        others = sorted((flow for flow in self.flows.values() if flow.id not in kept), key=attrgetter("used"))
         gone = others[: max(0, len(self.flows) - most)]
         if not gone:
             return
         self.is_whole = False
         left = {flow.id for flow in gone}
         for lane in [lane for lane in self.lanes.values() if lane.flow.id in left]:
-            self._unplace_lane(lane)
-            del self.lanes[lane.id]
+            self._drop_lane(lane)
         for flow in gone:
             if flow.entry is not None and flow.entry[0] == READY:
                 self._complete = min(self._complete, flow.entry[2][:2])
@@ -518,8 +511,7 @@ class ResidentBoard:
         gone.sort(key=lambda lane: (lane.standing == IDLE, lane.order), reverse=True)
         for lane in gone[: max(0, len(self.lanes) - most)]:
             self.is_whole = False
-            self._unplace_lane(lane)
-            del self.lanes[lane.id]
+            self._drop_lane(lane)
 
     def _forget_gates(self, most: int) -> None:
         passed = {gate for lane in self.lanes.values() for gate, _ in lane.passes or ()}
@@ -530,10 +522,6 @@ class ResidentBoard:
             if gate.alarm is not None:
                 self._alarmed = min(self._alarmed, gate.alarm - 1)
             self._drop_gate(gate.id)
-
-
-def _last_used(flow: Flow) -> int:
-    return flow.used
 
 
 Entry = tuple[Any, ...]
@@ -642,7 +630,7 @@ def upcoming(
         in_use = flow.open + flow.shut
         standing = READY if in_use > 0 else IDLE
         flows.append(msgspec.structs.replace(flow, open=in_use, shut=0, standing=standing, gate=None, debt=0.0))
-    board.apply(Delta(flows, [_opened(lane) for lane in lanes]), Mark(1, UUID(int=0)))
+    board.apply(Delta(flows, [*map(_opened, lanes)]), Mark(1, UUID(int=0)))
     events = Events(now, QueueRow(0.0, 0.0, 0, 0, 0.0), list(arrivals), forced=list(forced))
     claiming = board.claim(events, count)
     try:
@@ -651,7 +639,7 @@ def upcoming(
             found = Found()
             if ask.ready or ask.heads:
                 found = yield Ask(ready=ask.ready, heads=ask.heads, but_not=ask.but_not)
-            ask = claiming.send(Found(lanes=[_opened(lane) for lane in found.lanes], heads=found.heads))
+            ask = claiming.send(Found(lanes=[*map(_opened, found.lanes)], heads=found.heads))
     except StopIteration as stop:
         plan: Plan = stop.value
         return [start.head for start in plan.starts]

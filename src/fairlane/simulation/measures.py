@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import ceil
 from typing import Any
 
@@ -31,7 +31,8 @@ class Waits:
     @classmethod
     def of(cls, waits: Iterable[int]) -> Waits:
         ordered = sorted(waits)
-        return cls(*(_percentile(ordered, share) / SECOND for share in (0.5, 0.95, 0.99, 1.0))) if ordered else cls()
+        nth = (max(0, ceil(share * len(ordered)) - 1) for share in (0.5, 0.95, 0.99, 1.0))
+        return cls(*(ordered[each] / SECOND for each in nth)) if ordered else cls()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,8 @@ class Timeline:
 
 def measure(record: Recording, by: By = ()) -> Simulation:
     """All figures of a recording; keys are told apart by `by`, or else by what the policy looks at."""
-    by = by or report_by(record.policy) or _all_keys(record)
+    by = by or report_by(record.policy)
+    by = by or tuple(sorted({name for kind in record.kinds for name in kind.keys} - {"task"}))
     span = max(1, record.ended_at - record.began_at)
     labels = [(kind.label,) for kind in record.kinds]
     names = [select(by, kind.keys, kind.priority) for kind in record.kinds]
@@ -145,10 +147,6 @@ def share_when_all_wait(record: Recording, by: By) -> dict[Name, float]:
 def report_by(policy: Policy) -> By:
     """What a policy's keys are reported by: what takes turns, else all that it looks at."""
     return policy.fair.by if policy.fair else policy.stamped_keys
-
-
-def _all_keys(record: Recording) -> By:
-    return tuple(sorted({name for kind in record.kinds for name in kind.keys} - {"task"}))
 
 
 def describe(policy: Policy) -> str:
@@ -191,10 +189,6 @@ def most_within(moments: Iterable[int], length: int) -> tuple[int, int]:
     ordered = sorted(moments)
     counts = ((bisect_left(ordered, at + length) - nth, at) for nth, at in enumerate(ordered))
     return max(counts, key=lambda each: each[0], default=(0, 0))
-
-
-def _percentile(ordered: Sequence[int], share: float) -> int:
-    return ordered[max(0, ceil(share * len(ordered)) - 1)]
 
 
 class _Grouping:
@@ -262,7 +256,10 @@ def _shares_when_busy(record: Recording, classes: _Grouping) -> dict[Name, float
     together = classes.backlog(classes.names[0]) if classes.names else []
     for name in classes.names[1:]:
         together = _overlap(together, classes.backlog(name))
-    service = {name: _service_within(record, classes.runs[name], together) for name in classes.names}
+    service = {
+        name: sum(end - begin for begin, end in _clipped(record, classes.runs[name], together))
+        for name in classes.names
+    }
     served = sum(service.values())
     return {name: each / served for name, each in service.items()} if served else {}
 
@@ -280,19 +277,14 @@ def _overlap(one: list[tuple[Instant, Instant]], other: list[tuple[Instant, Inst
     return found
 
 
-def _service_within(record: Recording, runs: Iterable[int], spans: list[tuple[Instant, Instant]]) -> int:
-    """Worker-microseconds of these runs within stretches of time that do not overlap."""
-    if not spans:
-        return 0
-    starts = [begin for begin, _ in spans]
-    before = [0, *accumulate(end - begin for begin, end in spans)]
-
-    def until(moment: Instant) -> int:
-        nth = bisect_right(starts, moment)
-        return before[nth] - max(0, spans[nth - 1][1] - moment) if nth else 0
-
-    end = record.ended_at
-    return sum(until(min(record.finished_at[nth], end)) - until(record.started_at[nth]) for nth in runs)
+def _clipped(
+    record: Recording, runs: Iterable[int], spans: list[tuple[Instant, Instant]]
+) -> Iterator[tuple[Instant, Instant]]:
+    """These runs, as far as they lie within stretches of time that do not overlap."""
+    for nth in runs:
+        begin, end = record.started_at[nth], min(record.finished_at[nth], record.ended_at)
+        first = max(0, bisect_right(spans, (begin,)) - 1)
+        yield from _overlap([(begin, end)], spans[first : bisect_right(spans, (record.finished_at[nth],))])
 
 
 def _jain(record: Recording, keys: _Grouping, by: By) -> float | None:
@@ -300,17 +292,11 @@ def _jain(record: Recording, keys: _Grouping, by: By) -> float | None:
     fair = record.policy.fair if record.policy.fair and record.policy.fair.by == by else None
     backlogs = [keys.backlog(name) for name in keys.names]
     weights = [record.weights.get(name, fair.weight_of(name)) if fair else 1.0 for name in keys.names]
-    begins: list[Instant] = []
-    ends: list[Instant] = []
-    got = []
-    for name, backlog in zip(keys.names, backlogs, strict=True):
-        clipped = [
-            span for nth in keys.runs[name] for span in _overlap([_span(record, nth)], _near(backlog, record, nth))
-        ]
-        begins += [begin for begin, _ in clipped]
-        ends += [end for _, end in clipped]
-        got.append(sum(end - begin for begin, end in clipped))
-    owed = _owed(backlogs, weights, _Service(begins, ends))
+    served = [
+        list(_clipped(record, keys.runs[name], backlog)) for name, backlog in zip(keys.names, backlogs, strict=True)
+    ]
+    got = [sum(end - begin for begin, end in spans) for spans in served]
+    owed = _owed(backlogs, weights, _Service(list(chain.from_iterable(served))))
     # Whoever is owed less than a run of its own can get none of it, or too much.
     compared = [
         mine / fair_share
@@ -320,21 +306,11 @@ def _jain(record: Recording, keys: _Grouping, by: By) -> float | None:
     return jain_index(compared) if len(compared) > 1 else None
 
 
-def _span(record: Recording, nth: int) -> tuple[Instant, Instant]:
-    return record.started_at[nth], min(record.finished_at[nth], record.ended_at)
-
-
-def _near(backlog: list[tuple[Instant, Instant]], record: Recording, nth: int) -> list[tuple[Instant, Instant]]:
-    """Those stretches of a backlog that may overlap with a run."""
-    first = max(0, bisect_right(backlog, (record.started_at[nth],)) - 1)
-    return backlog[first : bisect_right(backlog, (record.finished_at[nth],))]
-
-
 class _Service:
     """Worker-time that many runs together have had, up to any instant."""
 
-    def __init__(self, begins: list[Instant], ends: list[Instant]) -> None:
-        self._begins, self._ends = sorted(begins), sorted(ends)
+    def __init__(self, runs: Sequence[tuple[Instant, Instant]]) -> None:
+        self._begins, self._ends = sorted(begin for begin, _ in runs), sorted(end for _, end in runs)
         self._begun = [0, *accumulate(self._begins)]
         self._ended = [0, *accumulate(self._ends)]
 

@@ -6,7 +6,9 @@ There are no tables and no transactions: what the board does not hold does not e
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -59,7 +61,7 @@ class MemoryQueue:
         self.shared = shared or SharedMemory()
         self.queue = QueueRow(0.0, 0.0, 0, 0, 0.0)
         self.board = ResidentBoard(policy, Mark(0, NEVER_LOST), is_whole=True)
-        self.jobs: dict[bytes, LaneJobs] = {}
+        self.jobs: defaultdict[bytes, LaneJobs] = defaultdict(LaneJobs)
         self.arrivals: list[Arrival] = []
         self.releases: list[Release] = []
         self._position = self.heads_read = self.questions = 0
@@ -96,7 +98,7 @@ class MemoryQueue:
         first = self._position + 1
         self._position += count
         heads = [Head(n if refs is None else refs[n - first], n, now) for n in range(first, first + count)]
-        self._jobs_of(lane).extend(heads)
+        self.jobs[lane].extend(heads)
         ref = heads[0].ref if count == 1 else None
         self.arrivals.append(Arrival(lane, priority, dict(keys), count, first, now, given, 0, self._position, ref))
         return heads
@@ -113,28 +115,30 @@ class MemoryQueue:
         """End a claim that ran for so many microseconds."""
         failed, neutral = int(verdict is Verdict.FAILED), int(verdict is Verdict.NEUTRAL)
         latest = self._claimed_at[start.head.position]
-        self.releases.append(Release(start.lane, 1, ran, start.charge, 0, 0.0, 0, failed, neutral, latest))
-        self._leave_shared(start, ended=1, ran=ran)
-        del self._claimed_at[start.head.position]
+        self._end(start, Release(start.lane, 1, ran, start.charge, 0, 0.0, 0, failed, neutral, latest))
 
     def give_back(self, start: Start, *, is_spent: bool = False) -> None:
         """End a claim that never started; its job keeps its place."""
         claimed_at = 0 if is_spent else self._claimed_at[start.head.position]
-        self.releases.append(Release(start.lane, 0, 0, 0.0, 1, start.charge, claimed_at, kept=1))
-        self._leave_shared(start, unstarted=1)
-        del self._claimed_at[start.head.position]
+        self._end(start, Release(start.lane, 0, 0, 0.0, 1, start.charge, claimed_at, kept=1))
         self.resume(start)
 
     def retry(self, start: Start, ran: int) -> None:
         """End a claim whose job will be back: `resume` lets it join again, `abandon` says that it will not."""
         latest = self._claimed_at[start.head.position]
-        self.releases.append(Release(start.lane, 1, ran, start.charge, 0, 0.0, latest=latest, kept=1))
-        self._leave_shared(start, ended=1, ran=ran)
-        del self._claimed_at[start.head.position]
+        self._end(start, Release(start.lane, 1, ran, start.charge, 0, 0.0, latest=latest, kept=1))
+
+    def _end(self, start: Start, bell: Release) -> None:
+        since, task = self._claimed_at.pop(start.head.position), self.board.lanes[start.lane].keys.get("task") or ""
+        self.releases.append(bell)
+        self.shared.releases += [
+            SharedRelease(gate, self.policy.queue, task, bell.ended, bell.ran, bell.unstarted, since, 0, 0, since)
+            for gate in start.shared
+        ]
 
     def resume(self, start: Start) -> None:
         """A job is ready again, in its old place."""
-        self._jobs_of(start.lane).put_back(start.head)
+        self.jobs[start.lane].put_back(start.head)
         self._ring_again(start, 1)
 
     def abandon(self, start: Start) -> None:
@@ -145,13 +149,6 @@ class MemoryQueue:
         row, head = self.board.lanes[start.lane], start.head
         bell = Arrival(start.lane, row.priority, row.keys, count, head.position, head.ready_at, resumed=1)
         self.arrivals.append(bell)
-
-    def _leave_shared(self, start: Start, *, ended: int = 0, ran: int = 0, unstarted: int = 0) -> None:
-        task, since = self.board.lanes[start.lane].keys.get("task") or "", self._claimed_at[start.head.position]
-        self.shared.releases += [
-            SharedRelease(gate, self.policy.queue, task, ended, ran, unstarted, since, 0, 0, since)
-            for gate in start.shared
-        ]
 
     def claim(self, now: Instant, want: int, *, listens: bool = False, ahead: int | None = None, lag: int = 0) -> Plan:
         """Plan and apply one claim."""
@@ -192,12 +189,6 @@ class MemoryQueue:
         """When a gate has to be looked at again."""
         return self.board.next_alarm()
 
-    def _jobs_of(self, lane: bytes) -> LaneJobs:
-        jobs = self.jobs.get(lane)
-        if jobs is None:
-            jobs = self.jobs[lane] = LaneJobs()
-        return jobs
-
     def _drain(self, now: Instant) -> Events:
         arrivals, self.arrivals = self.arrivals[:FOLDED_AT_ONCE], self.arrivals[FOLDED_AT_ONCE:]
         releases, self.releases = self.releases, []
@@ -224,6 +215,9 @@ class MemoryQueue:
             self.jobs[start.lane].remove(start.head.position)
 
 
+BY_POSITION = attrgetter("position")
+
+
 class LaneJobs:
     """The ready jobs of a lane, in the order of their positions. Most of them leave at the front."""
 
@@ -240,7 +234,7 @@ class LaneJobs:
         self._heads += heads
 
     def put_back(self, head: Head) -> None:
-        insort(self._heads, head, lo=self._first, key=_position)
+        insort(self._heads, head, lo=self._first, key=BY_POSITION)
 
     def remove(self, position: int) -> None:
         at = self._find(position)
@@ -261,8 +255,4 @@ class LaneJobs:
         heads, first = self._heads, self._first
         if first < len(heads) and heads[first].position >= position:
             return first
-        return bisect_left(heads, position, lo=first, key=_position)
-
-
-def _position(head: Head) -> int:
-    return head.position
+        return bisect_left(heads, position, lo=first, key=BY_POSITION)

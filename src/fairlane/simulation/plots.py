@@ -43,8 +43,7 @@ def plot_simulations(simulations: Sequence[Simulation]) -> str:
 
 def plot_timeline(timeline: Timeline, policy: str) -> tuple[str, str]:
     """Who holds the slots, and how many jobs wait: two plots over time."""
-    running = [Series(name, values) for name, values in zip(timeline.classes, timeline.running, strict=True)]
-    waiting = [Series(name, values) for name, values in zip(timeline.classes, timeline.waiting, strict=True)]
+    running, waiting = ([*map(Series, timeline.classes, each)] for each in (timeline.running, timeline.waiting))
     seconds = timeline.column_seconds
     return (
         plot_areas(f"Slots held, by class: {policy}", "slots", seconds, running),
@@ -76,33 +75,25 @@ def plot_bars(title: str, unit: str, places: Sequence[str], bars: Sequence[Serie
 
 def plot_areas(title: str, unit: str, column_seconds: float, areas: Sequence[Series]) -> str:
     """Areas over time, one on top of the other."""
-    columns = max((len(each.values) for each in areas), default=0)
-    sums = [sum(each.values[nth] for each in areas) for nth in range(columns)]
+    sums = [sum(values) for values in zip(*(each.values for each in areas), strict=True)]
     plot = _Plot(title, unit, _nice(max(sums, default=0.0)))
-    plot.time(columns * column_seconds)
-    floor_of = [0.0] * columns
+    plot.time(len(sums) * column_seconds)
+    floor_of = [0.0] * len(sums)
     for nth, each in enumerate(areas):
-        plot.name(nth, each.name)
         roof = [low + value for low, value in zip(floor_of, each.values, strict=True)]
         edge = [*plot.steps(roof), *reversed(plot.steps(floor_of))]
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in edge)
-        plot.add(f'<polygon points="{points}" fill="{_colour(nth)}"><title>{escape(each.name)}</title></polygon>')
+        plot.shape("polygon", nth, each.name, edge, f'fill="{_colour(nth)}"')
         floor_of = roof
     return plot.done()
 
 
 def plot_lines(title: str, unit: str, column_seconds: float, lines: Sequence[Series]) -> str:
     """Lines over time."""
-    columns = max((len(each.values) for each in lines), default=0)
     plot = _Plot(title, unit, _nice(max((value for each in lines for value in each.values), default=0.0)))
-    plot.time(columns * column_seconds)
+    plot.time(max((len(each.values) for each in lines), default=0) * column_seconds)
     for nth, each in enumerate(lines):
-        plot.name(nth, each.name)
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in plot.steps(each.values))
-        plot.add(
-            f'<polyline points="{points}" fill="none" stroke="{_colour(nth)}" stroke-width="2">'
-            f"<title>{escape(each.name)}</title></polyline>"
-        )
+        how = f'fill="none" stroke="{_colour(nth)}" stroke-width="2"'
+        plot.shape("polyline", nth, each.name, plot.steps(each.values), how)
     return plot.done()
 
 
@@ -129,8 +120,7 @@ class _Plot:
     def steps(self, values: Sequence[float]) -> list[tuple[float, float]]:
         """A level for each column."""
         width = self.width / max(1, len(values))
-        edges = [(nth, value) for nth, value in enumerate(values)]
-        return [(LEFT + width * (nth + side), self.y(value)) for nth, value in edges for side in (0, 1)]
+        return [(LEFT + width * (nth + side), self.y(value)) for nth, value in enumerate(values) for side in (0, 1)]
 
     def time(self, seconds: float) -> None:
         for nth in range(7):
@@ -145,6 +135,11 @@ class _Plot:
         self.add(f'<rect x="{self._name_x:.0f}" y="34" width="12" height="12" fill="{_colour(nth)}"/>')
         self.text(self._name_x + 17, 44, shown)
         self._name_x += 34 + 7 * len(shown)
+
+    def shape(self, kind: str, nth: int, name: str, points: Sequence[tuple[float, float]], how: str) -> None:
+        self.name(nth, name)
+        places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        self.add(f'<{kind} points="{places}" {how}><title>{escape(name)}</title></{kind}>')
 
     def text(self, x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> None:
         self.add(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{escape(text)}</text>')

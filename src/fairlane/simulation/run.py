@@ -149,7 +149,9 @@ class _Play:
         self.record.began_at = self.now
         while (moment := self._next_moment()) is not None and (self.until is None or moment <= self.until):
             self._go_to(moment)
-            if self.now >= self.claimer_free_at and self._may_claim() and (self.has_reason or self._has_alarm()):
+            alarm = self.queue.next_alarm()
+            is_due = self.has_reason or (alarm is not None and alarm <= self.now)
+            if is_due and self.now >= self.claimer_free_at and self._may_claim():
                 self._claim()
         if self.until is not None and self.until > self.now:
             self._go_to(self.until)
@@ -189,10 +191,6 @@ class _Play:
     def _may_claim(self) -> bool:
         # With nothing to start, only to see that a limit has room again: how long it had none is measured.
         return len(self.ends) < self.fleet.slots and (self.ready > 0 or self.saturation.full > 0)
-
-    def _has_alarm(self) -> bool:
-        alarm = self.queue.next_alarm()
-        return alarm is not None and alarm <= self.now
 
     def _let_arrive(self) -> None:
         now, job = self.now, self.next_job

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from operator import attrgetter
 from random import Random
 from typing import Any
 
@@ -189,7 +190,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """All jobs in the order of their arrival; of those that arrive together, those of the first class first."""
         chosen = self.seed if seed is None else seed
         jobs = [job for each in self.classes for job in each.simulated(chosen)]
-        jobs.sort(key=_at)
+        jobs.sort(key=attrgetter("at"))
         return jobs
 
 
@@ -223,7 +224,7 @@ def read_trace(lines: Iterable[str | bytes], source: str = "the trace") -> list[
             raise ConfigurationError(f"{source}, line {number}: {error}; {_EXAMPLE}") from None
     if not jobs:
         raise ConfigurationError(f"{source}: there is no job in it; {_EXAMPLE}")
-    jobs.sort(key=_at)
+    jobs.sort(key=attrgetter("at"))
     return jobs
 
 
@@ -247,7 +248,3 @@ def kind_of(label: str, keys: dict[str, Any], priority: int, known: dict[Any, Jo
     if kind is None:
         kind = known[identity] = JobKind(label, canonical_keys(keys), priority)
     return kind
-
-
-def _at(job: SimulatedJob) -> Instant:
-    return job.at
