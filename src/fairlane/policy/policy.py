@@ -111,7 +111,7 @@ class Policy:
     """What operators have changed meanwhile. No part of what is declared."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.queue, str) or _QUEUE_NAME.match(self.queue) is None:
+        if not _is_queue_name(self.queue):
             raise InvalidPolicy(
                 f"queue {shown(self.queue)}: a queue's name has letters, digits, '_', '.', '-' and at most 120 of them"
             )
@@ -556,6 +556,10 @@ def checked_limits(what: str, parameter: str, given: object) -> tuple[Limit, ...
             names = ", ".join(f"{kind.__name__}(…)" for kind in dict.fromkeys(KINDS[each] for each in sorted(KINDS)))
             raise InvalidPolicy(f"{what}: {parameter}: {shown(limit)} is not a limit; use one of {names}")
     return limits
+
+
+def _is_queue_name(name: object) -> bool:
+    return isinstance(name, str) and _QUEUE_NAME.match(name) is not None
 
 
 def check_agreement(policy: Policy, others: Iterable[Policy]) -> None:
