@@ -55,7 +55,7 @@ class Ending(Protocol):
 
     @property
     def since(self) -> Instant:
-        """When the oldest of those was claimed."""
+        """When the oldest of those was claimed: tokens that time has given back are not given back twice."""
 
     @property
     def failed(self) -> int:
@@ -67,7 +67,8 @@ class Ending(Protocol):
 
     @property
     def kept(self) -> int:
-        """Of all these, how many have not ended their job: it is ready again, or will be, in its old place."""
+        """Of all these, how many have not ended their job: it is ready again, or will be, in its old place, which it
+        keeps in a sequence."""
 
     @property
     def signal(self) -> int | None:

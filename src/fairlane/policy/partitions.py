@@ -239,7 +239,9 @@ def logical(policy: Policy) -> tuple[Policy, tuple[Limit, ...]]:
     if place is None:
         return policy, ()
     shared, own = policy.limits[: len(policy.limits) - place.own], policy.limits[len(policy.limits) - place.own :]
-    limits = tuple(_unnamed(limit) if is_crossing(place.of, limit) else limit for limit in shared)
+    limits = tuple(
+        read_limit({**limit.to_document(), "name": None}) if is_crossing(place.of, limit) else limit for limit in shared
+    )
     return replace(policy, queue=place.of, limits=limits, partition=None), own
 
 
@@ -310,24 +312,15 @@ def _crossing(partition: Partition, limits: Iterable[Limit]) -> Iterator[Limit]:
                 f"for all keys can; let each partition keep one for itself: per_partition=[…], or partition by its key"
             )
         nth = seen[limit.identity] = seen.get(limit.identity, 0) + 1
-        yield read_limit({**limit.to_document(), "name": _shared_name(queue, limit, nth)})
-
-
-def _shared_name(queue: str, limit: Limit, nth: int) -> str:
-    """What partitions share a limit by: `email__rate-60s.endpoint` for `rate/60s:endpoint` of `email`."""
-    words = limit.identity.replace("/", "-").replace(":", ".").replace(",", ".").rstrip(".")
-    return f"{queue}__{words}" if nth == 1 else f"{queue}__{words}-{nth}"
+        # `email__rate-60s.endpoint` for `rate/60s:endpoint` of `email`; twins are numbered.
+        words = limit.identity.replace("/", "-").replace(":", ".").replace(",", ".").rstrip(".")
+        name = f"{queue}__{words}" if nth == 1 else f"{queue}__{words}-{nth}"
+        yield read_limit({**limit.to_document(), "name": name})
 
 
 def is_crossing(queue: str, limit: Limit) -> bool:
     """Whether the partitions of a queue share this limit, and nobody else."""
     return limit.name is not None and limit.name.startswith(f"{queue}__")
-
-
-def _unnamed(limit: Limit) -> Limit:
-    document = limit.to_document()
-    document.pop("name", None)
-    return read_limit(document)
 
 
 def _partitions(width: int) -> str:

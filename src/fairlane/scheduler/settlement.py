@@ -9,6 +9,7 @@ from typing import assert_never
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlane.clock import SECOND, microseconds
 from fairlane.errors import ConfigurationError
@@ -55,10 +56,8 @@ class Backoff:
             raise ConfigurationError(f"{what}: `factor` lies between 1 and 100")
         if not 0.0 <= jitter <= 1.0:
             raise ConfigurationError(f"{what}: `jitter` is a fraction between 0 and 1")
-        object.__setattr__(self, "first", start)
-        object.__setattr__(self, "factor", float(factor))
-        object.__setattr__(self, "cap", most)
-        object.__setattr__(self, "jitter", float(jitter))
+        for name, value in (("first", start), ("factor", float(factor)), ("cap", most), ("jitter", float(jitter))):
+            object.__setattr__(self, name, value)
 
     def delay(self, attempt: int, chance: float) -> int:
         """Microseconds until the next attempt, after `attempt` have failed; `chance` in [0, 1) picks the jitter."""
@@ -149,13 +148,8 @@ class Verdict(IntEnum):
     NEUTRAL = 2
 
 
-_VERDICTS = {
-    "done": Verdict.GOOD,
-    "failed": Verdict.FAILED,
-    "retry": Verdict.FAILED,
-    "dead": Verdict.FAILED,
-    "lost": Verdict.FAILED,
-}
+FAILURES = frozenset({"failed", "retry", "dead", "lost"})
+"""Outcomes that count against whatever the run called."""
 
 
 class Settlement(msgspec.Struct, frozen=True):
@@ -194,7 +188,9 @@ class Settlement(msgspec.Struct, frozen=True):
     @property
     def verdict(self) -> Verdict:
         """What this run says about whatever it called."""
-        return _VERDICTS.get(self.outcome, Verdict.NEUTRAL)
+        if self.outcome in FAILURES:
+            return Verdict.FAILED
+        return Verdict.GOOD if self.outcome == "done" else Verdict.NEUTRAL
 
     def if_asked_to_cancel(self) -> Settlement:
         """What applies instead where the job has been asked to cancel: it goes on no more, but an end stays an end.
@@ -203,7 +199,7 @@ class Settlement(msgspec.Struct, frozen=True):
         """
         if self.to.is_final:
             return self
-        return msgspec.structs.replace(self, to=State.CANCELLED, outcome="cancelled", delay=None)
+        return replace(self, to=State.CANCELLED, outcome="cancelled", delay=None)
 
     @property
     def is_death(self) -> bool:
@@ -216,21 +212,20 @@ class Settlement(msgspec.Struct, frozen=True):
             effects = OnDead.decode(stored).landing(new_ids)
         except msgspec.DecodeError as error:
             return self.without_effects(error)
-        return msgspec.structs.replace(self, effects=effects or None)
+        return replace(self, effects=effects or None)
 
     def without_effects(self, refusal: Exception) -> Settlement:
         """This death where its effects were refused: it says so, and happens all the same."""
         said = without_secrets(f"its on_dead effects were refused: {type(refusal).__name__}: {refusal}")
         error = f"{self.error}\n\n{said}" if self.error else said
-        return msgspec.structs.replace(self, effects=None, error=error)
+        return replace(self, effects=None, error=error)
 
 
 def settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
     """What an outcome means for its job. What is obviously secret in its error stays out of it."""
     settlement = _settle(claim, outcome, ran)
-    if settlement.error is None:
-        return settlement
-    return msgspec.structs.replace(settlement, error=without_secrets(settlement.error))
+    error = settlement.error
+    return settlement if error is None else replace(settlement, error=without_secrets(error))
 
 
 def _settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
@@ -275,7 +270,8 @@ def _settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
         case Lost(reason=reason, suspicion=added) if added and claim.is_suspect:
             # Nothing ran beside it: this loss is its own, and so, if somebody saw it, were those before. Nobody saw it:
             # it may have been lost with its worker while it waited for its turn to run alone.
-            before = losses_in_company(claim.suspicion) if added >= SEEN else 0
+            # A suspicion stands for the losses that somebody saw, and for half of the others.
+            before = -(-claim.suspicion // SEEN) if added >= SEEN else 0
             is_over = claim.attempt + before >= claim.max_attempts
             to = State.DEAD if is_over else State.READY
             return Settlement(job, lease, to, "lost", ran, error=reason, is_cut_short=True, suspicion=claim.suspicion)
@@ -296,11 +292,6 @@ def _settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
             )
         case _:
             assert_never(outcome)
-
-
-def losses_in_company(suspicion: int) -> int:
-    """How many losses a suspicion stands for: those that somebody saw, and half of the others."""
-    return -(-suspicion // SEEN)
 
 
 def abandoned_by(worker: UUID) -> Outcome:

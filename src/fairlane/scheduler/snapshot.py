@@ -140,34 +140,25 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
 
 class Release(msgspec.Struct, frozen=True, gc=False):
-    """A bell: claims of a lane ended."""
+    """A bell: claims of a lane ended. What limits look at is said at `Ending`."""
 
     lane: bytes
     ended: int
-    """Claims that ran, however they ended."""
     ran: int
-    """Their run time in microseconds, added up."""
     charged: float
     """What was charged for them at claim time, added up."""
     unstarted: int
-    """Claims that were given back before they started."""
     refund: float
     """What was charged for those."""
     since: Instant = 0
-    """When the oldest of those was claimed: tokens that time has given back are not given back twice."""
     failed: int = 0
-    """Of those that ran, how many failed. All claims of such a bell were claimed at `latest`."""
     neutral: int = 0
-    """Of those that ran, how many say nothing about what they called: snoozed, cancelled."""
     latest: Instant = 0
-    """When the last of those that ran was claimed."""
     kept: int = 0
-    """Of all claims, how many have not ended their job. It keeps its place in a sequence until it is `resumed`."""
     lost: int = 0
     """Of those that ran, how many were lost: all of them, or none. They ran until their last renewal, as far as anybody
     knows: for so long they are charged, and it says nothing of how long a run takes."""
     signal: int | None = None
-    """What adaptive caps look at, in microseconds, added up for those that ran; `None`: their run time."""
 
 
 class KeptPlaces(msgspec.Struct, frozen=True, gc=False):

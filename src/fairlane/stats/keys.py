@@ -253,8 +253,34 @@ class Sums:
         held_now: Mapping[str, bool] = NONE_HELD,
     ) -> KeyFigures:
         """One key as it is after them, and after what no claim has told of: jobs came, or its gates have changed."""
-        told = self._keys.get(place) or _Sum()
-        return _after(known or KeyFigures(by=place[0], key=place[1]), told, now, arrived, held_now)
+        told, known = self._keys.get(place) or _Sum(), known or KeyFigures(by=place[0], key=place[1])
+        came, newest = arrived
+        sums = reduce(_added, told.minutes.values(), Span(0))
+        waiting = max(0, known.waiting + told.arrived + came - sums.claimed)
+        running = max(0, known.running + sums.claimed - sums.ended - sums.unstarted)
+        held = {*known.held_by}
+        for said in (told.held, held_now):
+            held |= {limit for limit, is_held in said.items() if is_held}
+            held -= {limit for limit, is_held in said.items() if not is_held}
+        run_time = known.run_time
+        if sums.timed:
+            run_time = smoothed(run_time, sums.ran / sums.timed / SECOND, sums.timed)
+        started_at = told.started_at or known.started_at
+        began_at = max(known.began_at or 0, told.began_at or 0) or None
+        if not running and (began_at or sums.unstarted):
+            started_at = began_at  # whatever else was claimed since was given back
+        return replace(
+            known,
+            waiting=waiting,
+            running=running,
+            held_by=tuple(sorted(held)) if waiting else (),
+            arrived_at=max(known.arrived_at or 0, told.arrived_at or 0, min(newest, now)) or None,
+            started_at=started_at,
+            began_at=began_at,
+            run_time=run_time,
+            hours=_together(known.hours, _in_hours(told.minutes.values())),
+            minutes=_together(known.minutes, told.minutes.values()),
+        ).at(now)
 
 
 class Unseen(msgspec.Struct, frozen=True):
@@ -332,13 +358,12 @@ class Recent:
 
     def brought(self, name: str, by: By) -> Brought:
         """By key of a scope, the number of this name that the last of the unseen jobs has brought."""
-        found = self._brought.get(name)
-        if found is None:
+        if name not in self._brought:
             found = self._brought[name] = {}
             for key, given, given_by in self._given_by_key(by):
                 if name in given and given_by > found.get(key, NO_NUMBER)[1]:
                     found[key] = (given[name], given_by)
-        return found
+        return self._brought[name]
 
     def _given_by_key(self, by: By) -> Iterator[tuple[Key, Mapping[str, float], int]]:
         if not by:
@@ -385,13 +410,8 @@ class Recent:
         return any(map(self._may_stop, policy.keyed_limits))
 
     def _may_stop(self, bound: BoundLimit) -> bool:
-        return self.unseen.events > 0 and (
-            bound.is_stop
-            or (
-                bound.from_job is not None
-                and any(bound.name in given and bound.is_stop_with(given[bound.name]) for given, _ in self.given)
-            )
-        )
+        given = (given[bound.name] for given, _ in self.given if bound.from_job is not None and bound.name in given)
+        return self.unseen.events > 0 and (bound.is_stop or any(map(bound.is_stop_with, given)))
 
     def _came(self, place: Place) -> tuple[int, Instant]:
         """How many jobs of a key came that no claim has seen, and when the last of them did."""
@@ -443,43 +463,6 @@ class Recent:
 def ended_at(release: Release, now: Instant) -> Instant:
     """About when the claims of a release ended: when they were claimed, and how long they ran; `now` if none ran."""
     return min(now, release.latest + release.ran // release.ended) if release.ended else now
-
-
-def _after(
-    known: KeyFigures,
-    told: _Sum,
-    now: Instant,
-    arrived: tuple[int, Instant] = NONE_ARRIVED,
-    held_now: Mapping[str, bool] = NONE_HELD,
-) -> KeyFigures:
-    came, newest = arrived
-    sums = reduce(_added, told.minutes.values(), Span(0))
-    waiting = max(0, known.waiting + told.arrived + came - sums.claimed)
-    held = {*known.held_by}
-    for said in (told.held, held_now):
-        held |= {limit for limit, is_held in said.items() if is_held}
-        held -= {limit for limit, is_held in said.items() if not is_held}
-    run_time = known.run_time
-    if sums.timed:
-        run_time = smoothed(run_time, sums.ran / sums.timed / SECOND, sums.timed)
-    running = max(0, known.running + sums.claimed - sums.ended - sums.unstarted)
-    started_at = told.started_at or known.started_at
-    began_at = max(known.began_at or 0, told.began_at or 0) or None
-    if not running and (began_at or sums.unstarted):
-        started_at = began_at  # whatever else was claimed since was given back
-    after = replace(
-        known,
-        waiting=waiting,
-        running=running,
-        held_by=tuple(sorted(held)) if waiting else (),
-        arrived_at=max(known.arrived_at or 0, told.arrived_at or 0, min(newest, now)) or None,
-        started_at=started_at,
-        began_at=began_at,
-        run_time=run_time,
-        hours=_together(known.hours, _in_hours(told.minutes.values())),
-        minutes=_together(known.minutes, told.minutes.values()),
-    )
-    return after.at(now)
 
 
 def _together(known: Iterable[Span], more: Iterable[Span]) -> tuple[Span, ...]:
