@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"policy"},
     {"scheduler", "stats"},
     {"store"},
-    {"codec", "declaration_checks", "effects", "enqueue", "handle", "task", "telemetry"},
+    {"codec", "declaration_checks", "effects", "enqueue", "task", "telemetry"},
     {"cron", "worker"},
     {"manual_claims", "operations", "queue", "simulation"},
     {"app"},

@@ -52,7 +52,6 @@ from fairlane.errors import (
     UnknownQueue,
 )
 from fairlane.events import Event
-from fairlane.handle import Enqueued, Foreseen, Job, handles_of
 from fairlane.job import Outcome
 from fairlane.loop_thread import BackgroundLoop, CallerThread, refuse_inside_a_loop
 from fairlane.manual_claims import Ear
@@ -74,6 +73,9 @@ from fairlane.task import (
     BoundTask,
     Call,
     Duration,
+    Enqueued,
+    Foreseen,
+    Job,
     KeySource,
     Producer,
     Progress,
@@ -83,6 +85,7 @@ from fairlane.task import (
     Task,
     TaskOptions,
     as_unique,
+    handles_of,
     not_a_call,
     one_by_one,
 )

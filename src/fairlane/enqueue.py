@@ -17,7 +17,6 @@ from fairlane.clock import SECOND, Clock, Instant
 from fairlane.codec import encode_value
 from fairlane.effects import ABSENT, Effects, checked_key
 from fairlane.errors import FairlaneError, InvalidJob, InvalidKey, PayloadTooLarge, UnknownQueue
-from fairlane.handle import Foreseen
 from fairlane.job import NewJob, OnDead, Outcome, StampedEffects, new_job_ids, with_trace
 from fairlane.parameters import shown
 from fairlane.policy.backlog import FullBacklog, Joined, Verdicts, backlogs_of, joined_by, judge
@@ -29,7 +28,7 @@ from fairlane.policy.unique import Conflict, unique_key
 from fairlane.store import records
 from fairlane.store.protocol import Store
 from fairlane.store.rows import Declared
-from fairlane.task import Call, Progress, Task
+from fairlane.task import Call, Foreseen, Progress, Task
 from fairlane.telemetry.telemetry import Telemetry
 
 Stamp = Callable[[Call[Any]], NewJob]

@@ -24,8 +24,7 @@ from fairlane.codec import Codec
 from fairlane.errors import ConfigurationError, DuplicateJob, InvalidJob
 from fairlane.forward.forwarder import Forwarder
 from fairlane.forward.messages import engines_own
-from fairlane.handle import Job
-from fairlane.task import Call, Task
+from fairlane.task import Call, Job, Task
 
 __all__ = ["RoutedCall", "RoutedCodec", "RoutingForwarder", "as_uuid", "unwritable"]
 

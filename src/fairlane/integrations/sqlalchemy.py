@@ -13,10 +13,9 @@ from urllib.parse import quote, urlencode
 from weakref import WeakKeyDictionary
 
 from fairlane.errors import ConfigurationError
-from fairlane.handle import Enqueued
 from fairlane.integrations.extras import missing
 from fairlane.job import Outcome
-from fairlane.task import Call, Producer
+from fairlane.task import Call, Enqueued, Producer
 
 try:
     from sqlalchemy import URL, Connection, Engine, event, make_url

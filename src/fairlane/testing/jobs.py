@@ -20,7 +20,6 @@ from fairlane.clock import Instant, ManualClock, microseconds
 from fairlane.declaration_checks import checked_time
 from fairlane.enqueue import Stamp
 from fairlane.errors import ConfigurationError, UndecodablePayload, UnknownQueue
-from fairlane.handle import Enqueued
 from fairlane.job import Claim, JobRecord, State
 from fairlane.operations.requests import find_jobs
 from fairlane.parameters import checked, shown
@@ -30,7 +29,7 @@ from fairlane.queue import partitions_served
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
-from fairlane.task import Call, Task
+from fairlane.task import Call, Enqueued, Task
 from fairlane.waits import Outage
 from fairlane.worker.claims import QueueSlots, Slots
 from fairlane.worker.execution import Execution

@@ -23,13 +23,12 @@ import django
 from fairlane.app import App, Connection, store_factory
 from fairlane.clock import Clock
 from fairlane.errors import ConfigurationError
-from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.integrations.django.settings import Settings, is_under_test, load_settings
 from fairlane.job import new_job_ids
 from fairlane.loop_thread import ask_caller, is_blocking_call
 from fairlane.store.caller_transactions import is_a
 from fairlane.store.protocol import Store
-from fairlane.task import Call, Progress, Registry, Task
+from fairlane.task import Call, Enqueued, Foreseen, Job, Progress, Registry, Task
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.runs import JobContext, Middleware, Next, current_run
 from fairlane.worker.worker import Worker
