@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"store"},
     {"codec", "declaration_checks", "effects", "enqueue", "task", "telemetry"},
     {"cron", "worker"},
-    {"manual_claims", "operations", "queue", "simulation"},
+    {"operations", "queue", "simulation"},
     {"app"},
     {"cli", "dashboard", "demo", "forward", "integrations", "testing"},
     {"fairlane"},  # the package itself: its public names come from everywhere, and nothing inside asks it for them

@@ -69,7 +69,7 @@ REVEALED = [
     ('reveal_type(resize("a"))', "bytes"),
     ('reveal_type(await (await resize.enqueue("a")).result(timeout="5s"))', "bytes"),
     ('reveal_type(await (await bare.enqueue("a")).result())', "None"),
-    ("reveal_type(await reports.claim(5))", "list[fairlane.manual_claims.HeldClaim]"),
+    ("reveal_type(await reports.claim(5))", "list[fairlane.queue.HeldClaim]"),
     ("reveal_type(await reports.wait())", "bool"),
     ('reveal_type(await app.enqueue_many([resize.call("a")]))', "fairlane.task.Enqueued[bytes]"),
 ]

@@ -9,7 +9,6 @@ from fairlane.cron.schedules import Schedule
 from fairlane.effects import Effects
 from fairlane.errors import Cancel, Dead, FairlaneError, Retry, Snooze
 from fairlane.job import Outcome, State
-from fairlane.manual_claims import HeldClaim
 from fairlane.policy import (
     AdaptiveConcurrency,
     Backlog,
@@ -23,7 +22,7 @@ from fairlane.policy import (
     Sequence,
     Unique,
 )
-from fairlane.queue import Queue
+from fairlane.queue import HeldClaim, Queue
 from fairlane.task import BoundTask, Call, Enqueued, Foreseen, Job, Task
 from fairlane.worker.runs import context
 

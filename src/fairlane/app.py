@@ -54,7 +54,6 @@ from fairlane.errors import (
 from fairlane.events import Event
 from fairlane.job import Outcome
 from fairlane.loop_thread import BackgroundLoop, CallerThread, refuse_inside_a_loop
-from fairlane.manual_claims import Ear
 from fairlane.operations import Operations
 from fairlane.operations.metrics import limits_waited_for
 from fairlane.parameters import check_value, checked, known_options, shown
@@ -65,7 +64,7 @@ from fairlane.policy.keys import normalize_by
 from fairlane.policy.policy import Policy, check_agreement, checked_limits, refuse_pointless
 from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Unique
-from fairlane.queue import Hand, Queue, QueueSource, partitions_served
+from fairlane.queue import Ear, Hand, Queue, QueueSource, partitions_served
 from fairlane.redaction import Redact, guard_loggers
 from fairlane.store.protocol import Retention, Store, WorkerIdentity
 from fairlane.task import (
