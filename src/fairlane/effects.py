@@ -53,11 +53,17 @@ def landed_of(effects: StampedEffects | None, conflicts: Mapping[UUID, Conflict]
         return Landed()
     jobs = []
     for job in effects.jobs:
-        conflict = None if conflicts is None else conflicts.get(job.id)
-        outcome = None if conflicts is None else Outcome.ENQUEUED if conflict is None else conflict.outcome
-        stands = job.id if conflict is None or conflict.outcome.is_stored else conflict.holder
+        outcome, stands = (None, job.id) if conflicts is None else became(job.id, conflicts)
         jobs.append(FollowUp(job.task, job.queue, outcome, stands))
     return Landed(tuple(jobs), tuple(effects.puts), effects.deletes)
+
+
+def became(job: UUID, conflicts: Mapping[UUID, Conflict]) -> tuple[Outcome, UUID]:
+    """What became of the enqueue of a job, and the job that stands for it: itself, or who holds its unique key."""
+    conflict = conflicts.get(job)
+    if conflict is None:
+        return Outcome.ENQUEUED, job
+    return conflict.outcome, job if conflict.outcome.is_stored else conflict.holder
 
 
 def _listed(name: str, given: Any, remedy: str) -> list[Any]:

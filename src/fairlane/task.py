@@ -19,7 +19,7 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant, as_instant, duration_of, microseconds
 from fairlane.codec import Codec, PayloadCodec
-from fairlane.effects import ABSENT, Effects
+from fairlane.effects import ABSENT, Effects, became
 from fairlane.errors import (
     ConfigurationError,
     InvalidJob,
@@ -680,9 +680,7 @@ def handles_of(
         if (refusal := verdicts.refused.get(job.id)) is not None:
             handles.append(Job(job.id, source, Outcome.FULL, refusal))
             continue
-        conflict = conflicts.get(job.id)
-        outcome = Outcome.ENQUEUED if conflict is None else conflict.outcome
-        stands = job.id if conflict is None or outcome.is_stored else conflict.holder
+        outcome, stands = became(job.id, conflicts)
         handles.append(Job(stands, source, outcome, verdicts.told.get(job.id) if outcome.is_stored else None))
     return handles
 
