@@ -28,9 +28,8 @@ from fairlane.errors import (
     UndecodablePayload,
 )
 from fairlane.forward.delivery import Delivery
-from fairlane.forward.forwarder import Forwarded, not_a_task, runs_with
+from fairlane.forward.forwarder import Forwarded, RoutedCall, RoutedCodec, RoutingForwarder, runs_with, unwritable
 from fairlane.forward.messages import HEADER, Message, Token, Unpublishable
-from fairlane.forward.routes import RoutedCall, RoutedCodec, RoutingForwarder, unwritable
 from fairlane.job import State
 from fairlane.task import Task
 from fairlane.worker.runs import current_run
@@ -106,6 +105,8 @@ class CeleryForwarder(RoutingForwarder):
     """
 
     engine = "Celery"
+    task_type = CeleryTask
+    declared_with = "@celery.task"
     routed_codec = _CeleryCodec
 
     def __init__(self, app: App, celery: celery.Celery, **options: Any) -> None:
@@ -120,10 +121,6 @@ class CeleryForwarder(RoutingForwarder):
         celery.send_task = self._sending(celery.send_task)
 
     # What Celery says.
-
-    def check(self, target: Any) -> None:
-        if not isinstance(target, CeleryTask):
-            raise not_a_task("Celery", target, "declare it with @celery.task, below @forwarder.route(…) if it has that")
 
     def name_of(self, target: Any) -> str:
         name: str = target.name
