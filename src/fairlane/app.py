@@ -144,7 +144,11 @@ class Declarations:
         With `partitions`, it is divided into so many queues with a claim lock each, by the keys that `partition_by`
         names. Limits hold for all of them together; those of `per_partition` hold in each by itself.
         """
-        policy = Policy(name, fair, cast(tuple[Limit, ...], limits), names(keys), _step(name, priority_step))
+        try:
+            step = microseconds(priority_step)
+        except ConfigurationError as error:
+            raise InvalidPolicy(f"queue {name!r}: priority_step: {error}") from None
+        policy = Policy(name, fair, cast(tuple[Limit, ...], limits), names(keys), step)
         check_name(name, self.queues)
         what = f"queue {name!r}"
         by = normalize_by(what, names(partition_by), "partition_by")
@@ -297,13 +301,6 @@ class Declarations:
         return declared
 
 
-def _step(queue: str, step: Duration) -> int:
-    try:
-        return microseconds(step)
-    except ConfigurationError as error:
-        raise InvalidPolicy(f"queue {queue!r}: priority_step: {error}") from None
-
-
 log = logging.getLogger("fairlane.app")
 guard_loggers()
 
@@ -420,7 +417,10 @@ class App(Declarations):
         await store.open()
         self.telemetry.measured()
         producing = Producing(store, self.clock, self._declared, self.max_payload, self.telemetry)
-        connection = Connection(store, loop, hand_of(store, self.clock), producing)
+        name = name_of_process()
+        # The ear has an id of its own: a claim that fills its slots withdraws its worker, and the ear waits for others.
+        ear = Ear(store, self.clock, WorkerIdentity(uuid4(), name))
+        connection = Connection(store, loop, Hand(store, WorkerIdentity(uuid4(), name), ear), producing)
         try:
             for partitions in self._declarations():
                 await producing.declare(partitions)
@@ -638,7 +638,8 @@ class App(Declarations):
             firing=self._firing(connection),
             telemetry=self.telemetry,
             look_again=connection.producing.look_again,
-            make_store=None if is_in_memory(self.url) else self._make_store,
+            # Nobody but the store itself can see what is in memory.
+            make_store=None if self.url in ("sqlite://", "sqlite:///") else self._make_store,
             waited_for=partial(limits_waited_for, connection.store),
         )
 
@@ -739,11 +740,6 @@ def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], 
     )
 
 
-def is_in_memory(url: str) -> bool:
-    """Whether nobody but the store that was made for this URL can see what is in it."""
-    return url in ("sqlite://", "sqlite:///")
-
-
 def _check_hosts(url: str, rest: str) -> None:
     """Refuse what no driver can connect to. There may be several hosts, or none, or the folder of a socket."""
     hosts = rest.partition("?")[0].partition("/")[0].rpartition("@")[2]
@@ -754,13 +750,6 @@ def _check_hosts(url: str, rest: str) -> None:
                 f"{without_password(url)!r} is not a database URL: {host!r} is neither a host nor a host and a port "
                 "from 1 to 65535; write postgresql://user@host:5432/database"
             )
-
-
-def hand_of(store: Store, clock: Clock) -> Hand:
-    """With what this process claims by hand."""
-    name = name_of_process()
-    # The ear has an id of its own: a claim that fills its slots withdraws its worker, and the ear waits for others.
-    return Hand(store, WorkerIdentity(uuid4(), name), Ear(store, clock, WorkerIdentity(uuid4(), name)))
 
 
 def actor_of_process() -> str:

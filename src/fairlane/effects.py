@@ -12,6 +12,7 @@ from fairlane.codec import decode_value, encode_value
 from fairlane.errors import InvalidJob, InvalidValue
 from fairlane.job import FollowUp, Landed, Outcome, StampedEffects
 from fairlane.parameters import known_options, shown
+from fairlane.policy.gates import is_whole
 from fairlane.store import records
 from fairlane.store.protocol import Store
 
@@ -152,15 +153,16 @@ class Values:
     @known_options
     async def scan(self, prefix: str = "", after: str | None = None, limit: int = 100, *, tx: Any = None) -> Page:
         """The keys that begin with `prefix`, with their values, a page at a time."""
-        most = _checked_limit(limit)
+        if not is_whole(limit) or not 1 <= limit <= MOST_ITEMS:
+            raise InvalidValue(f"limit={shown(limit)} is not a whole number from 1 to {MOST_ITEMS:,}; take more pages")
         low, end = key_range(
             prefix if prefix == "" else checked_key(prefix),
             None if after is None or after == "" else checked_key(after),
         )
         # One more than asked for: it says whether there is another page.
-        found = await (await self._source.opened()).run(records.scan_values(low, end, most + 1), tx)
-        items = [(key, decode_value(value)) for key, value in found[:most]]
-        return Page(items, items[-1][0] if len(found) > most else None)
+        found = await (await self._source.opened()).run(records.scan_values(low, end, limit + 1), tx)
+        items = [(key, decode_value(value)) for key, value in found[:limit]]
+        return Page(items, items[-1][0] if len(found) > limit else None)
 
     # Blocking.
 
@@ -220,9 +222,3 @@ def checked_key(key: object) -> str:
     if "\0" in key:
         raise InvalidValue(f"the key {shown(key)} holds a NUL, which PostgreSQL cannot store; leave it out")
     return key
-
-
-def _checked_limit(limit: object) -> int:
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_ITEMS:
-        raise InvalidValue(f"limit={shown(limit)} is not a whole number from 1 to {MOST_ITEMS:,}; take more pages")
-    return limit

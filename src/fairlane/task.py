@@ -34,6 +34,7 @@ from fairlane.errors import (
 from fairlane.job import RESERVED, AttemptRecord, JobRecord, NewJob, Outcome, State
 from fairlane.parameters import check_value, known_options, shown
 from fairlane.policy.backlog import FullBacklog, Verdicts
+from fairlane.policy.gates import is_whole
 from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Conflict, OnReplayConflict, Unique, checked_on_replay_conflict
 from fairlane.redaction import Redact
@@ -59,7 +60,7 @@ LONGEST_DELAY = 100 * 366 * 24 * 3_600 * SECOND
 
 
 def check_priority(what: str, priority: object) -> int:
-    if isinstance(priority, bool) or not isinstance(priority, int):
+    if not is_whole(priority):
         raise InvalidJob(f"{what}: priority={shown(priority)} is not a whole number; give one, such as 5")
     if not LOWEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
         raise InvalidJob(
@@ -69,7 +70,7 @@ def check_priority(what: str, priority: object) -> int:
 
 
 def check_attempts(what: str, attempts: object) -> int:
-    if isinstance(attempts, bool) or not isinstance(attempts, int) or not 1 <= attempts <= MOST_ATTEMPTS:
+    if not is_whole(attempts) or not 1 <= attempts <= MOST_ATTEMPTS:
         raise InvalidJob(
             f"{what}: max_attempts={shown(attempts)} is not a whole number from 1 to {MOST_ATTEMPTS:,}; give one"
         )
@@ -102,7 +103,7 @@ def check_context(what: str, context: object) -> Mapping[str, Any]:
 
 
 def check_partition(what: str, partition: object) -> int | None:
-    if partition is None or (isinstance(partition, int) and not isinstance(partition, bool) and partition >= 0):
+    if partition is None or (is_whole(partition) and partition >= 0):
         return partition
     raise InvalidJob(f"{what}: partition={shown(partition)} is not the number of a partition; give one, from 0 on")
 
@@ -399,22 +400,20 @@ class Task(BoundTask[P, R]):
         self.function = function
         self.options = options.checked(what)
         if options.executor == "process":
-            self._check_for_process(what)
+            place = getattr(function, "__qualname__", "")
+            if self.is_async:
+                raise ConfigurationError(f"{what}: executor='process' is for functions that are not async; write `def`")
+            if not place or "<" in place:
+                raise ConfigurationError(
+                    f"{what}: executor='process' needs a function that a process can import; define it at a module's "
+                    "top"
+                )
         self.codec = Codec(name, function, local_names, stored_as)
         self.timeout = None if options.timeout is None else microseconds(options.timeout)
         functools.update_wrapper(cast(Callable[..., Any], self), function, updated=())
 
     def __repr__(self) -> str:
         return f"<task {self.name}>"
-
-    def _check_for_process(self, what: str) -> None:
-        place = getattr(self.function, "__qualname__", "")
-        if self.is_async:
-            raise ConfigurationError(f"{what}: executor='process' is for functions that are not async; write `def`")
-        if not place or "<" in place:
-            raise ConfigurationError(
-                f"{what}: executor='process' needs a function that a process can import; define it at a module's top"
-            )
 
     def can_provide(self, key: str) -> bool:
         """Whether this task's jobs may carry a key without being given it at each enqueue."""
