@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -498,16 +498,19 @@ class App(Declarations):
                 raise not_a_call(call)
             if call.options.tx is not None and call.options.tx is not tx:
                 raise InvalidJob(f"{call!r} names a transaction of its own; give tx= to enqueue_many, for all of them")
-        around = wrapping_enqueues(self.middlewares)
-        if not around:
-            return await self._store_bulk(listed, tx, progress, pace)
-        return await around_enqueue(around, listed, lambda calls: self._store_bulk(calls, tx, progress, pace))
 
-    async def _store_bulk(
-        self, calls: Sequence[Call[R]], tx: Any, progress: Progress | None, pace: bool
+        async def store(calls: Sequence[Call[R]]) -> Enqueued[R]:
+            connection = await self._connected()
+            return handles_of(*await connection.producing.stored(calls, tx, progress, pace=pace), self)
+
+        return await self._wrapped(listed, store)
+
+    async def _wrapped(
+        self, calls: Sequence[Call[R]], store: Callable[[Sequence[Call[R]]], Awaitable[Enqueued[R]]]
     ) -> Enqueued[R]:
-        connection = await self._connected()
-        return handles_of(*await connection.producing.stored(calls, tx, progress, pace=pace), self)
+        """Store calls with the middlewares around it."""
+        around = wrapping_enqueues(self.middlewares)
+        return await (around_enqueue(around, calls, store) if around else store(calls))
 
     @checked(unchecked=["calls"])
     async def enqueue_stream(
@@ -532,18 +535,11 @@ class App(Declarations):
 
     async def enqueue_one(self, call: Call[R]) -> Job[R]:
         """Store one call; `UniqueConflict` or `BacklogFull` if it is refused."""
-        around = wrapping_enqueues(self.middlewares)
-        if not around:
-            return await self._store_one(call)
-
-        async def inside(calls: Sequence[Call[R]]) -> Enqueued[R]:
-            (given,) = calls
-            return Enqueued([await self._store_one(given)])
-
-        (job,) = await around_enqueue(around, [call], inside)
+        (job,) = await self._wrapped([call], self._store_one)
         return job
 
-    async def _store_one(self, call: Call[R]) -> Job[R]:
+    async def _store_one(self, calls: Sequence[Call[R]]) -> Enqueued[R]:
+        (call,) = calls
         connection = await self._connected()
         jobs, conflicts, verdicts = await connection.producing.stored([call], call.options.tx)
         for full in verdicts.refused.values():
@@ -552,7 +548,7 @@ class App(Declarations):
             if conflict.outcome is Outcome.REFUSED:
                 kind = PayloadDiffers if conflict.differs else UniqueConflict
                 raise kind(call.task.name, conflict.holder)
-        return handles_of(jobs, conflicts, verdicts, self)[0]
+        return handles_of(jobs, conflicts, verdicts, self)
 
     async def foresee(self, call: Call[R]) -> Foreseen:
         """What enqueueing this call would do now."""
