@@ -10,8 +10,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -64,7 +63,7 @@ from fairlane.policy.keys import normalize_by
 from fairlane.policy.policy import Policy, check_agreement, checked_limits, refuse_pointless
 from fairlane.policy.retry import Backoff
 from fairlane.policy.unique import Unique
-from fairlane.queue import Ear, Hand, Queue, QueueSource, partitions_served
+from fairlane.queue import Connection, Ear, Queue, QueueSource, partitions_served
 from fairlane.redaction import Redact, guard_loggers
 from fairlane.store.protocol import Retention, Store, WorkerIdentity
 from fairlane.task import (
@@ -420,7 +419,7 @@ class App(Declarations):
         name = name_of_process()
         # The ear has an id of its own: a claim that fills its slots withdraws its worker, and the ear waits for others.
         ear = Ear(store, self.clock, WorkerIdentity(uuid4(), name))
-        connection = Connection(store, loop, Hand(store, WorkerIdentity(uuid4(), name), ear), producing)
+        connection = Connection(store, loop, producing, WorkerIdentity(uuid4(), name), ear)
         try:
             for partitions in self._declarations():
                 await producing.declare(partitions)
@@ -655,27 +654,20 @@ class App(Declarations):
 
     async def stamper(self) -> Stamp:
         """What makes jobs of calls, here and now: for claims that are held, not for programs."""
-        producing = (await self._connected()).producing
-        await producing.look_again()
-        return producing.stamp
+        return (await self.connected()).producing.stamp
 
-    async def hand(self, policies: Sequence[Policy]) -> Hand:
-        """What a queue claims with by hand: for its methods, not for programs."""
+    async def connected(self, policies: Sequence[Policy] = ()) -> Connection:
+        """The open store and what goes with it, with the queue of these policies declared and the policies in force
+        looked up: for queues and their claims, not for programs."""
         connection = await self._connected()
-        if policies[0].queue not in connection.producing.policies:
+        if policies and policies[0].queue not in connection.producing.policies:
             await connection.producing.declare(policies)
         await connection.producing.look_again()
-        return connection.hand
+        return connection
 
     def in_force(self, queue: str) -> Policy | None:
         """The policy of a queue as this app has last seen it in the database: for its methods, not for programs."""
         return None if self._connection is None else self._connection.producing.policies.get(queue)
-
-    async def wait_for_room(self, policies: Sequence[Policy], keys: Mapping[str, object], timeout: int | None) -> bool:
-        """Wait until no backlog of these keys is full: for the methods of a queue, not for programs."""
-        await self.hand(policies)
-        producing = (await self._connected()).producing
-        return await producing.wait_for_room(policies[0].queue, keys, timeout)
 
     async def upkeep(self) -> bool:
         """One bounded round of what workers do by themselves, for programs without one; whether there is more to do.
@@ -686,21 +678,6 @@ class App(Declarations):
 
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(:(?P<port>[0-9]*))?")
-
-
-@dataclass(slots=True)
-class Connection:
-    """An open store, the event loop that it belongs to, and what an app does with it."""
-
-    store: Store
-    loop: asyncio.AbstractEventLoop
-    hand: Hand
-    producing: Producing
-
-    async def close(self) -> None:
-        await self.producing.telemetry.hooks.flush()
-        await self.hand.ear.close()
-        await self.store.close()
 
 
 def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], Store]:

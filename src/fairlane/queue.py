@@ -14,7 +14,7 @@ from uuid import UUID
 
 from fairlane.clock import SECOND, Clock, Instant, duration_of
 from fairlane.effects import Effects, landed_of
-from fairlane.enqueue import Stamp, stamped_effects
+from fairlane.enqueue import Producing, stamped_effects
 from fairlane.errors import (
     AlreadySettled,
     ClaimLost,
@@ -51,12 +51,21 @@ LONGEST_RUN = 366 * 86_400 * SECOND
 
 
 @dataclass(frozen=True, slots=True)
-class Hand:
-    """What claims by hand in one process: one name and one ear for all queues of an app."""
+class Connection:
+    """An open store, the event loop that it belongs to, and what an app does with it."""
 
     store: Store
+    loop: asyncio.AbstractEventLoop
+    producing: Producing
     identity: WorkerIdentity
+    """Who claims by hand."""
     ear: Ear
+    """Who waits, for all queues."""
+
+    async def close(self) -> None:
+        await self.producing.telemetry.hooks.flush()
+        await self.ear.close()
+        await self.store.close()
 
 
 class QueueSource(Protocol):
@@ -76,15 +85,9 @@ class QueueSource(Protocol):
 
     async def opened(self) -> Store: ...
 
-    async def stamper(self) -> Stamp: ...
-
-    async def hand(self, policies: Sequence[Policy]) -> Hand: ...
+    async def connected(self, policies: Sequence[Policy] = ()) -> Connection: ...
 
     def in_force(self, queue: str) -> Policy | None: ...
-
-    async def wait_for_room(
-        self, policies: Sequence[Policy], keys: Mapping[str, object], timeout: int | None
-    ) -> bool: ...
 
 
 class Queue:
@@ -135,8 +138,8 @@ class Queue:
         if not 1 <= n <= MOST_CLAIMED:
             raise ConfigurationError(f"claim: n={n}: claim at least 1 job, and at most {MOST_CLAIMED:,} at once")
         duration = as_lease(lease)
-        hand = await self._source.hand(self.partitions)
-        identity = hand.identity if worker is None else WorkerIdentity(hand.identity.id, worker)
+        connection = await self._source.connected(self.partitions)
+        identity = connection.identity if worker is None else WorkerIdentity(connection.identity.id, worker)
         held: list[HeldClaim] = []
         served = partition_names(self._in_force)
         for name in served:
@@ -144,23 +147,23 @@ class Queue:
         # Jobs of a partition that is no more do not start there.
         for queue in [name for name in self._turns.in_order() if name in served]:
             if len(held) < n:
-                held += await self._claim(hand, queue, n - len(held), identity, duration)
+                held += await self._claim(connection, queue, n - len(held), identity, duration)
         return held
 
     async def _claim(
-        self, hand: Hand, queue: str, n: int, identity: WorkerIdentity, duration: timedelta
+        self, connection: Connection, queue: str, n: int, identity: WorkerIdentity, duration: timedelta
     ) -> list[HeldClaim]:
         async def once() -> Claimed:
-            return await hand.store.claim(queue, lambda: n, worker=identity, lease=duration)
+            return await connection.store.claim(queue, lambda: n, worker=identity, lease=duration)
 
         try:
-            claimed = await _unbroken(hand.store, once())
+            claimed = await _unbroken(connection.store, once())
             asked = 1
             while claimed.more and not claimed.claims and asked < ASKED_AT_MOST:
-                claimed = await _unbroken(hand.store, once())
+                claimed = await _unbroken(connection.store, once())
                 asked += 1
         finally:
-            hand.ear.claimed(queue)
+            connection.ear.claimed(queue)
         self._turns.note(queue, claimed.vtime, is_idle=len(claimed.claims) < n)
         held = HeldLease(claimed.lease, duration)
         return [HeldClaim(each, held, self._source) for each in claimed.claims]
@@ -172,25 +175,24 @@ class Queue:
         A job wakes one of those who wait. Nothing that came after an empty claim is missed.
         """
         until = None if timeout is None else max(0, duration_of("wait: timeout", timeout))
-        hand = await self._source.hand(self.partitions)
+        connection = await self._source.connected(self.partitions)
         served = partition_names(self._in_force)
         if len(served) == 1:
-            return await hand.ear.wait(self.name, until)
-        return await _any_of([hand.ear.wait(name, until) for name in served])
+            return await connection.ear.wait(self.name, until)
+        return await _any_of([connection.ear.wait(name, until) for name in served])
 
     async def explain(self, **keys: object) -> Explanation:
         """Everything that holds all jobs of the queue, or all of these keys in it, and what would start next."""
-        hand = await self._source.hand(self.partitions)
-        return await explain_queue(hand.store, self.name, keys, self._source.forwarded)
+        connection = await self._source.connected(self.partitions)
+        return await explain_queue(connection.store, self.name, keys, self._source.forwarded)
 
     async def pace(self, timeout: Duration | None = None, /, **keys: object) -> bool:
         """Return True once fewer jobs of these keys wait than their backlogs hold, False after `timeout`.
 
         For producers of many jobs. It looks again after 50 ms, then ever more rarely, at least once a second.
         """
-        return await self._source.wait_for_room(
-            self.partitions, keys, None if timeout is None else max(0, duration_of("pace: timeout", timeout))
-        )
+        until = None if timeout is None else max(0, duration_of("pace: timeout", timeout))
+        return await (await self._source.connected(self.partitions)).producing.wait_for_room(self.name, keys, until)
 
     @known_options
     async def renew(self, claims: Iterable[HeldClaim], lease: Duration | None = None) -> None:
@@ -402,7 +404,8 @@ class HeldClaim:
         """
         done = self._done(result)
         if effects is not None:
-            stamped = stamped_effects(effects, await self._source.stamper(), self._source.max_payload)
+            stamp = (await self._source.connected()).producing.stamp
+            stamped = stamped_effects(effects, stamp, self._source.max_payload)
             done = Done(done.result, stamped)
         conflicts = await (self._end(done, ran) if tx is None else self._end_in(tx, done, ran))
         return landed_of(done.effects, conflicts)

@@ -27,11 +27,12 @@ from django.db import DEFAULT_DB_ALIAS, close_old_connections, connections, tran
 from django.utils.module_loading import import_string
 
 import django
-from fairlane.app import App, Connection, store_factory
+from fairlane.app import App, store_factory
 from fairlane.clock import Clock
 from fairlane.errors import ConfigurationError
 from fairlane.job import new_job_ids
 from fairlane.loop_thread import ask_caller, is_blocking_call
+from fairlane.queue import Connection
 from fairlane.store.caller_transactions import is_a
 from fairlane.store.protocol import Store
 from fairlane.task import Call, Enqueued, Foreseen, Job, Progress, Registry, Task
