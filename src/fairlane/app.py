@@ -313,7 +313,7 @@ STREAMED_AT_ONCE = 5_000
 class App(Declarations):
     """A program's queues and tasks, and the database they live in. It opens itself at first use."""
 
-    @known_options
+    @checked(unchecked=["retention", "dead_retention", "retention_count", "max_payload"])
     def __init__(
         self,
         url: str | None = None,
@@ -328,13 +328,8 @@ class App(Declarations):
         redact: Redact | None = None,
     ) -> None:
         super().__init__()
-        check_value("App", "url", url, str | None)
         if url == "":  # a variable that is not set, as a rule: jobs in a file that nobody looks at would be a surprise
             raise ConfigurationError("App: url='' names no database; give its URL, or leave it out for FAIRLANE_URL")
-        check_value("App", "clock", clock, Clock | None)
-        check_value("App", "durable_claims", durable_claims, bool)
-        check_value("App", "codec", codec, PayloadCodec | None)
-        check_value("App", "redact", redact, Redact | None)
         self.codec = codec
         self.redact = redact
         beside = folder_of(inspect.currentframe())
