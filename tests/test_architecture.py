@@ -19,9 +19,9 @@ LAYERS: list[set[str]] = [
     {"policy"},
     {"scheduler", "stats"},
     {"store"},
-    {"codec", "declaration_checks", "effects", "enqueue", "handle", "task", "telemetry"},
+    {"codec", "declaration_checks", "effects", "enqueue", "task", "telemetry"},
     {"cron", "worker"},
-    {"manual_claims", "operations", "queue", "simulation"},
+    {"operations", "queue", "simulation"},
     {"app"},
     {"cli", "dashboard", "demo", "forward", "integrations", "testing"},
     {"fairlane"},  # the package itself: its public names come from everywhere, and nothing inside asks it for them

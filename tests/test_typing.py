@@ -63,15 +63,15 @@ MISTAKES = [
 ]
 
 REVEALED = [
-    ('reveal_type(await deliver.enqueue(1, "a"))', "fairlane.handle.Job[float]"),
+    ('reveal_type(await deliver.enqueue(1, "a"))', "fairlane.task.Job[float]"),
     ('reveal_type(await (await deliver.enqueue(1, "a")).result())', "float"),
     ('reveal_type(await deliver(1, "a"))', "float"),
     ('reveal_type(resize("a"))', "bytes"),
     ('reveal_type(await (await resize.enqueue("a")).result(timeout="5s"))', "bytes"),
     ('reveal_type(await (await bare.enqueue("a")).result())', "None"),
-    ("reveal_type(await reports.claim(5))", "list[fairlane.manual_claims.HeldClaim]"),
+    ("reveal_type(await reports.claim(5))", "list[fairlane.queue.HeldClaim]"),
     ("reveal_type(await reports.wait())", "bool"),
-    ('reveal_type(await app.enqueue_many([resize.call("a")]))', "fairlane.handle.Enqueued[bytes]"),
+    ('reveal_type(await app.enqueue_many([resize.call("a")]))', "fairlane.task.Enqueued[bytes]"),
 ]
 
 

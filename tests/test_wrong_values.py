@@ -114,13 +114,12 @@ NOT_GIVEN: dict[str, str] = {
 }
 FOR_TOOLS = {
     "App.codec_of",
+    "App.connected",
     "App.enqueue_one",
     "App.foresee",
-    "App.hand",
     "App.in_force",
     "App.is_open_in",
     "App.make_worker",
-    "App.wait_for_room",
     "JobClass.simulated",
     "ManualClock.sleep_until",
     "Operations.end_session",

@@ -8,9 +8,7 @@ from fairlane.app import App
 from fairlane.cron.schedules import Schedule
 from fairlane.effects import Effects
 from fairlane.errors import Cancel, Dead, FairlaneError, Retry, Snooze
-from fairlane.handle import Enqueued, Foreseen, Job
 from fairlane.job import Outcome, State
-from fairlane.manual_claims import HeldClaim
 from fairlane.policy import (
     AdaptiveConcurrency,
     Backlog,
@@ -23,9 +21,9 @@ from fairlane.policy import (
     Sequence,
     Unique,
 )
-from fairlane.queue import Queue
+from fairlane.queue import HeldClaim, Queue
 from fairlane.scheduler.settlement import Backoff
-from fairlane.task import BoundTask, Call, Task
+from fairlane.task import BoundTask, Call, Enqueued, Foreseen, Job, Task
 from fairlane.worker.runs import context
 
 __all__ = [

@@ -10,8 +10,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from types import TracebackType
@@ -52,10 +51,8 @@ from fairlane.errors import (
     UnknownQueue,
 )
 from fairlane.events import Event
-from fairlane.handle import Enqueued, Foreseen, Job, handles_of
 from fairlane.job import Outcome
 from fairlane.loop_thread import BackgroundLoop, CallerThread, refuse_inside_a_loop
-from fairlane.manual_claims import Ear
 from fairlane.operations import Operations
 from fairlane.operations.metrics import limits_waited_for
 from fairlane.parameters import check_value, checked, known_options, shown
@@ -65,7 +62,7 @@ from fairlane.policy.limits import Limit
 from fairlane.policy.partitions import divided
 from fairlane.policy.policy import Policy, check_agreement, checked_limits, refuse_pointless
 from fairlane.policy.unique import Unique
-from fairlane.queue import Hand, Queue, QueueSource, partitions_served
+from fairlane.queue import Connection, Ear, Queue, QueueSource, partitions_served
 from fairlane.redaction import Redact, guard_loggers
 from fairlane.scheduler.settlement import Backoff
 from fairlane.store.protocol import Retention, Store, WorkerIdentity
@@ -74,6 +71,9 @@ from fairlane.task import (
     BoundTask,
     Call,
     Duration,
+    Enqueued,
+    Foreseen,
+    Job,
     KeySource,
     Producer,
     Progress,
@@ -83,6 +83,7 @@ from fairlane.task import (
     Task,
     TaskOptions,
     as_unique,
+    handles_of,
     not_a_call,
     one_by_one,
 )
@@ -142,7 +143,11 @@ class Declarations:
         With `partitions`, it is divided into so many queues with a claim lock each, by the keys that `partition_by`
         names. Limits hold for all of them together; those of `per_partition` hold in each by itself.
         """
-        policy = Policy(name, fair, cast(tuple[Limit, ...], limits), names(keys), _step(name, priority_step))
+        try:
+            step = microseconds(priority_step)
+        except ConfigurationError as error:
+            raise InvalidPolicy(f"queue {name!r}: priority_step: {error}") from None
+        policy = Policy(name, fair, cast(tuple[Limit, ...], limits), names(keys), step)
         check_name(name, self.queues)
         what = f"queue {name!r}"
         by = normalize_by(what, names(partition_by), "partition_by")
@@ -295,13 +300,6 @@ class Declarations:
         return declared
 
 
-def _step(queue: str, step: Duration) -> int:
-    try:
-        return microseconds(step)
-    except ConfigurationError as error:
-        raise InvalidPolicy(f"queue {queue!r}: priority_step: {error}") from None
-
-
 log = logging.getLogger("fairlane.app")
 guard_loggers()
 
@@ -315,7 +313,7 @@ STREAMED_AT_ONCE = 5_000
 class App(Declarations):
     """A program's queues and tasks, and the database they live in. It opens itself at first use."""
 
-    @known_options
+    @checked(unchecked=["retention", "dead_retention", "retention_count", "max_payload"])
     def __init__(
         self,
         url: str | None = None,
@@ -330,13 +328,8 @@ class App(Declarations):
         redact: Redact | None = None,
     ) -> None:
         super().__init__()
-        check_value("App", "url", url, str | None)
         if url == "":  # a variable that is not set, as a rule: jobs in a file that nobody looks at would be a surprise
             raise ConfigurationError("App: url='' names no database; give its URL, or leave it out for FAIRLANE_URL")
-        check_value("App", "clock", clock, Clock | None)
-        check_value("App", "durable_claims", durable_claims, bool)
-        check_value("App", "codec", codec, PayloadCodec | None)
-        check_value("App", "redact", redact, Redact | None)
         self.codec = codec
         self.redact = redact
         beside = folder_of(inspect.currentframe())
@@ -418,7 +411,10 @@ class App(Declarations):
         await store.open()
         self.telemetry.measured()
         producing = Producing(store, self.clock, self._declared, self.max_payload, self.telemetry)
-        connection = Connection(store, loop, hand_of(store, self.clock), producing)
+        name = name_of_process()
+        # The ear has an id of its own: a claim that fills its slots withdraws its worker, and the ear waits for others.
+        ear = Ear(store, self.clock, WorkerIdentity(uuid4(), name))
+        connection = Connection(store, loop, producing, WorkerIdentity(uuid4(), name), ear)
         try:
             for partitions in self._declarations():
                 await producing.declare(partitions)
@@ -496,16 +492,19 @@ class App(Declarations):
                 raise not_a_call(call)
             if call.options.tx is not None and call.options.tx is not tx:
                 raise InvalidJob(f"{call!r} names a transaction of its own; give tx= to enqueue_many, for all of them")
-        around = wrapping_enqueues(self.middlewares)
-        if not around:
-            return await self._store_bulk(listed, tx, progress, pace)
-        return await around_enqueue(around, listed, lambda calls: self._store_bulk(calls, tx, progress, pace))
 
-    async def _store_bulk(
-        self, calls: Sequence[Call[R]], tx: Any, progress: Progress | None, pace: bool
+        async def store(calls: Sequence[Call[R]]) -> Enqueued[R]:
+            connection = await self._connected()
+            return handles_of(*await connection.producing.stored(calls, tx, progress, pace=pace), self)
+
+        return await self._wrapped(listed, store)
+
+    async def _wrapped(
+        self, calls: Sequence[Call[R]], store: Callable[[Sequence[Call[R]]], Awaitable[Enqueued[R]]]
     ) -> Enqueued[R]:
-        connection = await self._connected()
-        return handles_of(*await connection.producing.stored(calls, tx, progress, pace=pace), self)
+        """Store calls with the middlewares around it."""
+        around = wrapping_enqueues(self.middlewares)
+        return await (around_enqueue(around, calls, store) if around else store(calls))
 
     @checked(unchecked=["calls"])
     async def enqueue_stream(
@@ -530,18 +529,11 @@ class App(Declarations):
 
     async def enqueue_one(self, call: Call[R]) -> Job[R]:
         """Store one call; `UniqueConflict` or `BacklogFull` if it is refused."""
-        around = wrapping_enqueues(self.middlewares)
-        if not around:
-            return await self._store_one(call)
-
-        async def inside(calls: Sequence[Call[R]]) -> Enqueued[R]:
-            (given,) = calls
-            return Enqueued([await self._store_one(given)])
-
-        (job,) = await around_enqueue(around, [call], inside)
+        (job,) = await self._wrapped([call], self._store_one)
         return job
 
-    async def _store_one(self, call: Call[R]) -> Job[R]:
+    async def _store_one(self, calls: Sequence[Call[R]]) -> Enqueued[R]:
+        (call,) = calls
         connection = await self._connected()
         jobs, conflicts, verdicts = await connection.producing.stored([call], call.options.tx)
         for full in verdicts.refused.values():
@@ -550,7 +542,7 @@ class App(Declarations):
             if conflict.outcome is Outcome.REFUSED:
                 kind = PayloadDiffers if conflict.differs else UniqueConflict
                 raise kind(call.task.name, conflict.holder)
-        return handles_of(jobs, conflicts, verdicts, self)[0]
+        return handles_of(jobs, conflicts, verdicts, self)
 
     async def foresee(self, call: Call[R]) -> Foreseen:
         """What enqueueing this call would do now."""
@@ -636,7 +628,8 @@ class App(Declarations):
             firing=self._firing(connection),
             telemetry=self.telemetry,
             look_again=connection.producing.look_again,
-            make_store=None if is_in_memory(self.url) else self._make_store,
+            # Nobody but the store itself can see what is in memory.
+            make_store=None if self.url in ("sqlite://", "sqlite:///") else self._make_store,
             waited_for=partial(limits_waited_for, connection.store),
         )
 
@@ -656,27 +649,20 @@ class App(Declarations):
 
     async def stamper(self) -> Stamp:
         """What makes jobs of calls, here and now: for claims that are held, not for programs."""
-        producing = (await self._connected()).producing
-        await producing.look_again()
-        return producing.stamp
+        return (await self.connected()).producing.stamp
 
-    async def hand(self, policies: Sequence[Policy]) -> Hand:
-        """What a queue claims with by hand: for its methods, not for programs."""
+    async def connected(self, policies: Sequence[Policy] = ()) -> Connection:
+        """The open store and what goes with it, with the queue of these policies declared and the policies in force
+        looked up: for queues and their claims, not for programs."""
         connection = await self._connected()
-        if policies[0].queue not in connection.producing.policies:
+        if policies and policies[0].queue not in connection.producing.policies:
             await connection.producing.declare(policies)
         await connection.producing.look_again()
-        return connection.hand
+        return connection
 
     def in_force(self, queue: str) -> Policy | None:
         """The policy of a queue as this app has last seen it in the database: for its methods, not for programs."""
         return None if self._connection is None else self._connection.producing.policies.get(queue)
-
-    async def wait_for_room(self, policies: Sequence[Policy], keys: Mapping[str, object], timeout: int | None) -> bool:
-        """Wait until no backlog of these keys is full: for the methods of a queue, not for programs."""
-        await self.hand(policies)
-        producing = (await self._connected()).producing
-        return await producing.wait_for_room(policies[0].queue, keys, timeout)
 
     async def upkeep(self) -> bool:
         """One bounded round of what workers do by themselves, for programs without one; whether there is more to do.
@@ -687,21 +673,6 @@ class App(Declarations):
 
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(:(?P<port>[0-9]*))?")
-
-
-@dataclass(slots=True)
-class Connection:
-    """An open store, the event loop that it belongs to, and what an app does with it."""
-
-    store: Store
-    loop: asyncio.AbstractEventLoop
-    hand: Hand
-    producing: Producing
-
-    async def close(self) -> None:
-        await self.producing.telemetry.hooks.flush()
-        await self.hand.ear.close()
-        await self.store.close()
 
 
 def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], Store]:
@@ -737,11 +708,6 @@ def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], 
     )
 
 
-def is_in_memory(url: str) -> bool:
-    """Whether nobody but the store that was made for this URL can see what is in it."""
-    return url in ("sqlite://", "sqlite:///")
-
-
 def _check_hosts(url: str, rest: str) -> None:
     """Refuse what no driver can connect to. There may be several hosts, or none, or the folder of a socket."""
     hosts = rest.partition("?")[0].partition("/")[0].rpartition("@")[2]
@@ -752,13 +718,6 @@ def _check_hosts(url: str, rest: str) -> None:
                 f"{without_password(url)!r} is not a database URL: {host!r} is neither a host nor a host and a port "
                 "from 1 to 65535; write postgresql://user@host:5432/database"
             )
-
-
-def hand_of(store: Store, clock: Clock) -> Hand:
-    """With what this process claims by hand."""
-    name = name_of_process()
-    # The ear has an id of its own: a claim that fills its slots withdraws its worker, and the ear waits for others.
-    return Hand(store, WorkerIdentity(uuid4(), name), Ear(store, clock, WorkerIdentity(uuid4(), name)))
 
 
 def actor_of_process() -> str:

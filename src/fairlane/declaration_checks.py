@@ -110,7 +110,8 @@ def names(given: object) -> Any:
 
 def check_task_place(name: object, queue: object) -> None:
     """Refuse a name that a task, or its queue, cannot have."""
-    if name is not None and not (isinstance(name, str) and _is_task_name(name)):
+    is_text = isinstance(name, str) and bool(name.strip()) and is_storable(name)
+    if name is not None and not (is_text and len(str(name).encode()) <= MAX_KEY_BYTES):
         raise ConfigurationError(
             f"task: name={shown(name)} is no name; give text of 1 to {MAX_KEY_BYTES} bytes, such as 'shop.deliver', or "
             "leave it out"
@@ -119,10 +120,6 @@ def check_task_place(name: object, queue: object) -> None:
         raise ConfigurationError(
             f"task: queue={shown(queue)} is not the name of a queue; give that of one, such as queue='webhooks'"
         )
-
-
-def _is_task_name(name: str) -> bool:
-    return bool(name.strip()) and is_storable(name) and len(name.encode()) <= MAX_KEY_BYTES
 
 
 def check_function(function: Any, name: str | None) -> None:
@@ -199,7 +196,7 @@ def checked_count(count: object) -> int | None:
     """How many finished jobs are kept at most; `None`: as many as there are."""
     if count is None:
         return None
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST_KEPT:
+    if not is_whole(count) or not 0 <= count <= MOST_KEPT:
         raise ConfigurationError(
             f"retention_count={shown(count)} is not a number of jobs from 0 to {MOST_KEPT:,}; leave it out to keep all"
         )

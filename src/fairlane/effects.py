@@ -12,6 +12,7 @@ from fairlane.codec import decode_value, encode_value
 from fairlane.errors import InvalidJob, InvalidValue
 from fairlane.job import FollowUp, Landed, Outcome, StampedEffects
 from fairlane.parameters import known_options, shown
+from fairlane.policy.gates import is_whole
 from fairlane.store import records
 from fairlane.store.protocol import Store
 
@@ -53,11 +54,17 @@ def landed_of(effects: StampedEffects | None, conflicts: Mapping[UUID, Conflict]
         return Landed()
     jobs = []
     for job in effects.jobs:
-        conflict = None if conflicts is None else conflicts.get(job.id)
-        outcome = None if conflicts is None else Outcome.ENQUEUED if conflict is None else conflict.outcome
-        stands = job.id if conflict is None or conflict.outcome.is_stored else conflict.holder
+        outcome, stands = (None, job.id) if conflicts is None else became(job.id, conflicts)
         jobs.append(FollowUp(job.task, job.queue, outcome, stands))
     return Landed(tuple(jobs), tuple(effects.puts), effects.deletes)
+
+
+def became(job: UUID, conflicts: Mapping[UUID, Conflict]) -> tuple[Outcome, UUID]:
+    """What became of the enqueue of a job, and the job that stands for it: itself, or who holds its unique key."""
+    conflict = conflicts.get(job)
+    if conflict is None:
+        return Outcome.ENQUEUED, job
+    return conflict.outcome, job if conflict.outcome.is_stored else conflict.holder
 
 
 def _listed(name: str, given: Any, remedy: str) -> list[Any]:
@@ -146,15 +153,16 @@ class Values:
     @known_options
     async def scan(self, prefix: str = "", after: str | None = None, limit: int = 100, *, tx: Any = None) -> Page:
         """The keys that begin with `prefix`, with their values, a page at a time."""
-        most = _checked_limit(limit)
+        if not is_whole(limit) or not 1 <= limit <= MOST_ITEMS:
+            raise InvalidValue(f"limit={shown(limit)} is not a whole number from 1 to {MOST_ITEMS:,}; take more pages")
         low, end = key_range(
             prefix if prefix == "" else checked_key(prefix),
             None if after is None or after == "" else checked_key(after),
         )
         # One more than asked for: it says whether there is another page.
-        found = await (await self._source.opened()).run(records.scan_values(low, end, most + 1), tx)
-        items = [(key, decode_value(value)) for key, value in found[:most]]
-        return Page(items, items[-1][0] if len(found) > most else None)
+        found = await (await self._source.opened()).run(records.scan_values(low, end, limit + 1), tx)
+        items = [(key, decode_value(value)) for key, value in found[:limit]]
+        return Page(items, items[-1][0] if len(found) > limit else None)
 
     # Blocking.
 
@@ -214,9 +222,3 @@ def checked_key(key: object) -> str:
     if "\0" in key:
         raise InvalidValue(f"the key {shown(key)} holds a NUL, which PostgreSQL cannot store; leave it out")
     return key
-
-
-def _checked_limit(limit: object) -> int:
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_ITEMS:
-        raise InvalidValue(f"limit={shown(limit)} is not a whole number from 1 to {MOST_ITEMS:,}; take more pages")
-    return limit

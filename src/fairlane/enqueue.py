@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -17,7 +18,6 @@ from fairlane.clock import SECOND, Clock, Instant
 from fairlane.codec import encode_value
 from fairlane.effects import ABSENT, Effects, checked_key
 from fairlane.errors import FairlaneError, InvalidJob, InvalidKey, PayloadTooLarge, UnknownQueue
-from fairlane.handle import Foreseen
 from fairlane.job import NewJob, OnDead, Outcome, StampedEffects, new_job_ids, with_trace
 from fairlane.parameters import shown
 from fairlane.policy.backlog import FullBacklog, Joined, Verdicts, backlogs_of, joined_by, judge
@@ -37,46 +37,19 @@ from fairlane.policy.unique import Conflict, unique_key
 from fairlane.store import records
 from fairlane.store.protocol import Store
 from fairlane.store.rows import Declared
-from fairlane.task import Call, Progress, Task
+from fairlane.task import Call, Foreseen, Progress, Task
 from fairlane.telemetry.telemetry import Telemetry
 
 Stamp = Callable[[Call[Any]], NewJob]
 """Makes a job of a call, under the policies in force."""
 
 
-def stamp(
-    call: Call[Any],
-    job: UUID,
-    policy: Policy,
-    max_payload: int,
-    stamp_follow_up: Stamp | None = None,
-    declared: Policy | None = None,
-    trace: dict[str, str] | None = None,
-) -> NewJob:
-    """The job that a call asks for, under the policy in force for its queue.
-
-    `stamp_follow_up` is for what it declares for its death; who has no such calls need not give it. Where the policy
-    takes numbers from its jobs, the queue's declaration in this program says how. `trace` is the span it comes from.
-    """
-    return Stamper(call, policy, max_payload, stamp_follow_up, declared, trace).stamp(call, job)
-
-
 class Stamper:
-    """Stamps calls of one task that have the same options: what holds for all of them is found out once."""
+    """Stamps calls of one task that have the same options: what holds for all of them is found out once.
 
-    __slots__ = (
-        "_context",
-        "_declared",
-        "_keyless",
-        "_max_attempts",
-        "_max_payload",
-        "_policy",
-        "_priority",
-        "_stamp_follow_up",
-        "_unique",
-        "options",
-        "task",
-    )
+    `stamp_follow_up` is for what they declare for their death; calls without that need none. Where the policy takes
+    numbers from its jobs, the queue's declaration in this program says how. `trace` is the span that they come from.
+    """
 
     def __init__(
         self,
@@ -242,8 +215,7 @@ def _numbers(
                 f"task {task!r}: context: {name!r} is also a key of the job, {keys[name]!r}, which the policy's "
                 "functions find under that name; give yours another name"
             )
-    told = {**given, **keys, "queue": policy.queue, "task": task, "priority": priority}
-    context = MappingProxyType(told)
+    context = MappingProxyType({**given, **keys, "queue": policy.queue, "task": task, "priority": priority})
     numbers = {}
     for name in policy.brought:
         number = None if declared is None else declared.brought.get(name)
@@ -268,15 +240,11 @@ def _keys(task: Task[..., Any], policy: Policy, call: Call[Any]) -> dict[str, st
     if source is None and not given and codec.parameters.issuperset(needed):  # as a rule; and they are in order
         return {name: canonical_key(name, codec.argument(name, args, kwargs)) for name in needed}
     values: dict[str, object] = {}
-    if source is None:
-        for name in needed:
+    if source is None or isinstance(source, tuple):
+        for name in needed if source is None else source:
             if name in codec.parameters:
                 values[name] = codec.argument(name, args, kwargs)
-    elif isinstance(source, tuple):
-        for name in source:
-            if name in codec.parameters:
-                values[name] = codec.argument(name, args, kwargs)
-            elif name not in (given or ()):
+            elif source is not None and name not in (given or ()):
                 raise InvalidKey(
                     f"task {task.name!r}: keys= names {name!r}, which is none of its parameters; "
                     f"enqueue with using(keys={{{name!r}: …}})"
@@ -295,7 +263,10 @@ def _keys(task: Task[..., Any], policy: Policy, call: Call[Any]) -> dict[str, st
         values.update(_own(task, given))
     for name in needed:
         if name not in values:
-            raise InvalidKey(_missing(task, policy, name))
+            raise InvalidKey(
+                f"queue {policy.queue!r} needs the key {name!r}, which task {task.name!r} does not carry; give the "
+                f"task a parameter {name!r}, name it in keys=, or enqueue with using(keys={{{name!r}: …}})"
+            )
     return canonical_keys(values)
 
 
@@ -314,13 +285,6 @@ def _own(task: Task[..., Any], given: object) -> Mapping[str, object]:
         if name in BUILT_IN:
             raise InvalidKey(f"task {task.name!r}: the key {name!r} is built in and cannot be given")
     return given
-
-
-def _missing(task: Task[..., Any], policy: Policy, name: str) -> str:
-    return (
-        f"queue {policy.queue!r} needs the key {name!r}, which task {task.name!r} does not carry; give the task a "
-        f"parameter {name!r}, name it in keys=, or enqueue with using(keys={{{name!r}: …}})"
-    )
 
 
 log = logging.getLogger("fairlane.app")
@@ -478,7 +442,8 @@ class Producing:
             raise _unknown(call)
         (job,) = new_job_ids(self._clock.now(), 1)
         trace = self.telemetry.tracing.carried()
-        return stamp(call, call.options.id or job, policy, self._max_payload, self.stamp, self._source_of(name), trace)
+        stamper = Stamper(call, policy, self._max_payload, self.stamp, self._source_of(name), trace)
+        return stamper.stamp(call, call.options.id or job)
 
     async def look_again(self) -> None:
         """Look up the policies in force, if that was long ago: often whether there are others, which says where jobs
@@ -578,7 +543,8 @@ class Pacing:
         for policy in _bounded(policies, jobs):
             joined = joined_by(policy, jobs)
             if joined:
-                ready = await self._store.count_ready(policy, _gates(joined.values()), tx)
+                gates = list(dict.fromkeys(chain.from_iterable(joined.values())))
+                ready = await self._store.count_ready(policy, gates, tx)
                 verdicts = judge(policy, joined, ready)
                 told.update(verdicts.told)
                 refused.update(verdicts.refused)
@@ -588,10 +554,8 @@ class Pacing:
     async def wait_for_jobs(self, policies: Mapping[str, Policy], jobs: Sequence[NewJob]) -> None:
         """Return once no backlog that these jobs join is full."""
         for policy in _bounded(policies, jobs):
-            joined: Joined = {}
-            for each in joined_by(policy, jobs).values():
-                joined.update(each)
-            await self._wait(policy, joined, None)
+            joined = joined_by(policy, jobs).values()
+            await self._wait(policy, {gate: bound for each in joined for gate, bound in each.items()}, None)
 
     async def wait_for_keys(self, policy: Policy, keys: Mapping[str, object], until: Instant | None) -> bool:
         """Return True once no backlog of these keys is full, False once `until` has come."""
@@ -630,7 +594,3 @@ class Pacing:
 def _bounded(policies: Mapping[str, Policy], jobs: Iterable[NewJob]) -> list[Policy]:
     named = dict.fromkeys(job.queue for job in jobs)
     return [policy for name in named if (policy := policies.get(name)) is not None and policy.backlogs]
-
-
-def _gates(joined: Iterable[Joined]) -> list[bytes]:
-    return list(dict.fromkeys(gate for each in joined for gate in each))

@@ -31,28 +31,6 @@ from uuid import UUID
 from fairlane.clock import Instant
 from fairlane.job import FollowUp, State
 
-__all__ = [
-    "EVENTS",
-    "ClaimsLost",
-    "Event",
-    "FollowUpsNotStored",
-    "GatesRecounted",
-    "JobEnded",
-    "JobEvent",
-    "JobStarted",
-    "JobsClaimed",
-    "JobsEnqueued",
-    "JobsReaped",
-    "LeasesRenewed",
-    "LoopDied",
-    "StoreLost",
-    "StoreReturned",
-    "WorkerEvent",
-    "WorkerStarted",
-    "WorkerStopped",
-    "WorkerStopping",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:

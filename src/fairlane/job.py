@@ -14,31 +14,6 @@ import msgspec
 
 from fairlane.clock import Instant
 
-__all__ = [
-    "ENGINES_MESSAGE",
-    "RESERVED",
-    "SUSPECT_FROM",
-    "AttemptRecord",
-    "Claim",
-    "FollowUp",
-    "FrozenKeys",
-    "JobRecord",
-    "Landed",
-    "NewIds",
-    "NewJob",
-    "OnDead",
-    "Outcome",
-    "StampedEffects",
-    "State",
-    "UniqueKey",
-    "Until",
-    "new_job_ids",
-    "stored_in",
-    "told_in",
-    "trace_of",
-    "with_trace",
-]
-
 
 class State(IntEnum):
     """Where a job is in its life. The numbers are stored."""

@@ -79,19 +79,17 @@ class CallerThread:
 
     async def ask(self, work: Callable[[], R]) -> R:
         """Have the thread do something."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[R] = loop.create_future()
+        answer: Future[R] = Future()
+        answer.set_running_or_notify_cancel()  # what was asked for is done, even if whoever asked is cancelled
 
         def do() -> None:
             try:
-                result = work()
+                answer.set_result(work())
             except Exception as error:
-                loop.call_soon_threadsafe(_tell, answer.set_exception, error, answer)
-            else:
-                loop.call_soon_threadsafe(_tell, answer.set_result, result, answer)
+                answer.set_exception(error)
 
         self._asked.put(do)
-        return await answer
+        return await asyncio.wrap_future(answer)
 
 
 _caller: ContextVar[CallerThread | None] = ContextVar("fairlane_caller", default=None)
@@ -112,11 +110,6 @@ async def ask_caller(work: Callable[[], R]) -> R:
     """Do something in the thread that asked for it: here, or where a blocking call waits."""
     caller = _caller.get()
     return work() if caller is None else await caller.ask(work)
-
-
-def _tell(tell: Callable[[Any], None], what: Any, answer: asyncio.Future[Any]) -> None:
-    if not answer.done():  # else whoever asked was cancelled
-        tell(what)
 
 
 async def _end_all() -> None:

@@ -15,6 +15,7 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from difflib import get_close_matches
+from itertools import chain
 from typing import Any, Literal, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 from uuid import UUID
 
@@ -77,7 +78,27 @@ def checked(
     """
 
     def decorate(function: F) -> F:
-        return _preceded(function, _Checks(function, error, unchecked, any_text).check)
+        what, options = _called(function), _options(function)
+
+        # Made when it is first called: annotations may name what is defined further down.
+        @functools.cache
+        def tests() -> tuple[list[str], dict[str, Test], dict[str, Any]]:
+            kinds, hints = inspect.Parameter, get_type_hints(function)
+            parameters = inspect.signature(function).parameters.values()
+            variadic = {each.name for each in parameters if each.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)}
+            placed = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+            left_out = {*unchecked, *variadic, "return"}
+            made = {name: _test(hint, name in any_text) for name, hint in hints.items() if name not in left_out}
+            return [each.name for each in parameters if each.kind in placed], made, hints
+
+        def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            _refuse_unknown(what, kwargs, options)
+            names, made, hints = tests()
+            for name, value in chain(zip(names, args, strict=False), kwargs.items()):
+                if name in made and not made[name](value):
+                    raise _refusal(what, name, value, hints[name], error)
+
+        return _preceded(function, check)
 
     return decorate
 
@@ -93,13 +114,7 @@ def known_options(function: F) -> F:
         return function
     what, known = _called(function), _options(function)
     assert known is not None, f"{what} takes any option"
-    names = frozenset(known)
-
-    def check(_: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not names.issuperset(kwargs):
-            _refuse_unknown(what, kwargs, known)
-
-    return _preceded(function, check)
+    return _preceded(function, lambda _, kwargs: _refuse_unknown(what, kwargs, known))
 
 
 def _preceded(function: F, check: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> F:
@@ -127,18 +142,19 @@ def _called(function: Callable[..., Any]) -> str:
     return owner if name == "__init__" else name
 
 
-def _options(function: Callable[..., Any]) -> list[str] | None:
+def _options(function: Callable[..., Any]) -> dict[str, None] | None:
     """What may be given by name; `None`: anything."""
     kinds = inspect.Parameter
     parameters = inspect.signature(function).parameters.values()
     if any(each.kind is kinds.VAR_KEYWORD for each in parameters):
         return None
     named = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
-    return [each.name for each in parameters if each.kind in named and each.name != "self"]
+    return {each.name: None for each in parameters if each.kind in named and each.name != "self"}
 
 
-def _refuse_unknown(what: str, given: Iterable[str], known: Collection[str]) -> NoReturn:
-    refuse_unknown_option(what, next(name for name in given if name not in known), known)
+def _refuse_unknown(what: str, given: Mapping[str, Any], known: dict[str, None] | None) -> None:
+    if given and known is not None and not known.keys() >= given.keys():
+        refuse_unknown_option(what, next(name for name in given if name not in known), known)
 
 
 def checked_methods(kind: C) -> C:
@@ -159,79 +175,18 @@ def check_value(
     any_text: bool = False,
 ) -> None:
     """The same for one value; `kind` is what an annotation would say."""
-    if not _made_test(kind, any_text)(value):
+    if not _test(kind, any_text)(value):
         raise _refusal(what, name, value, kind, error)
-
-
-@functools.cache
-def _made_test(kind: Any, any_text: bool) -> Test:
-    return _test(kind, any_text=any_text)
 
 
 def check_fields(record: object, what: str, error: type[FairlaneError] = ConfigurationError) -> None:
     """The same for the fields of a value that a program has just made; `what` names it in errors."""
     kinds: Any = type(record)
-    for name, (test, kind) in _fields_of(kinds).items():
-        value = getattr(record, name)
-        if not test(value):
-            raise _refusal(what, name, value, kind, error)
+    for name, hint in _fields_of(kinds).items():
+        check_value(what, name, getattr(record, name), hint, error=error)
 
 
-@functools.cache
-def _fields_of(kind: type) -> dict[str, tuple[Test, Any]]:
-    return {name: (_test(hint), hint) for name, hint in get_type_hints(kind).items()}
-
-
-class _Checks:
-    """The tests of one function's parameters. They are made when it is first called: annotations may name what is
-    defined further down."""
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        error: type[FairlaneError],
-        unchecked: Collection[str],
-        any_text: Collection[str],
-    ) -> None:
-        self._what = _called(function)
-        self._function = function
-        self._options = _options(function)
-        self._names = None if self._options is None else frozenset(self._options)
-        self._error = error
-        self._unchecked = unchecked
-        self._any_text = any_text
-
-    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._names is not None and self._options is not None and not self._names.issuperset(kwargs):
-            _refuse_unknown(self._what, kwargs, self._options)
-        names, tests = self._tests
-        for name, value in zip(names, args, strict=False):
-            if name in tests and not tests[name](value):
-                self._refuse(name, value)
-        for name, value in kwargs.items():
-            if name in tests and not tests[name](value):
-                self._refuse(name, value)
-
-    @functools.cached_property
-    def _hints(self) -> dict[str, Any]:
-        return get_type_hints(self._function)
-
-    @functools.cached_property
-    def _tests(self) -> tuple[list[str], dict[str, Test]]:
-        kinds = inspect.Parameter
-        parameters = inspect.signature(self._function).parameters.values()
-        variadic = {each.name for each in parameters if each.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)}
-        names = [each.name for each in parameters if each.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
-        left_out = {*self._unchecked, *variadic, "return"}
-        tests = {
-            name: _test(hint, any_text=name in self._any_text)
-            for name, hint in self._hints.items()
-            if name not in left_out
-        }
-        return names, tests
-
-    def _refuse(self, name: str, value: object) -> None:
-        raise _refusal(self._what, name, value, self._hints[name], self._error)
+_fields_of = functools.cache(get_type_hints)
 
 
 def _refusal(what: str, name: str, value: object, kind: Any, error: type[FairlaneError]) -> FairlaneError:
@@ -252,13 +207,14 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
-def _test(kind: Any, *, any_text: bool = False) -> Test:
+@functools.cache
+def _test(kind: Any, any_text: bool = False) -> Test:
     """Whether a value is what an annotation says."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in (Any, object) or isinstance(kind, TypeVar):
         return lambda value: True
     if origin in (Union, types.UnionType):
-        tests = [_test(each, any_text=any_text) for each in arguments]
+        tests = [_test(each, any_text) for each in arguments]
         return lambda value: any(test(value) for test in tests)
     if origin is Literal:
         return lambda value: isinstance(value, str) and value in arguments
@@ -273,12 +229,12 @@ def _test(kind: Any, *, any_text: bool = False) -> Test:
     if origin in (type, _CALLABLE):
         return inspect.isclass if origin is type else callable
     if origin is not None and issubclass(origin, Mapping):
-        names, values = (_test(each, any_text=any_text) for each in arguments)
+        names, values = (_test(each, any_text) for each in arguments)
         return lambda value: (
             isinstance(value, Mapping) and all(names(name) and values(each) for name, each in value.items())
         )
     if origin is not None and issubclass(origin, Iterable):
-        return _several(origin, _test(arguments[0], any_text=any_text))
+        return _several(origin, _test(arguments[0], any_text))
     own = origin or kind
     if getattr(own, "_is_protocol", False):
         members = [name for name in dir(own) if not name.startswith("_")]

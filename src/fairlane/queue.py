@@ -1,27 +1,42 @@
-"""A queue of an app: its policy, and claiming from it by hand, for programs that bring their own runtime."""
+"""A queue as programs see it: its policy, and claiming from it by hand, for programs that bring their own runtime."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
+from collections import deque
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
+from uuid import UUID
 
-from fairlane.clock import duration_of
-from fairlane.errors import ConfigurationError, UnknownQueue
-from fairlane.manual_claims import ClaimSource, Ear, HeldClaim, HeldLease, as_lease, renew_together, settle_together
+from fairlane.clock import SECOND, Clock, Instant, duration_of
+from fairlane.effects import Effects, landed_of
+from fairlane.enqueue import Producing, stamped_effects
+from fairlane.errors import (
+    AlreadySettled,
+    ClaimLost,
+    ConfigurationError,
+    StoreUnavailable,
+    UndecodablePayload,
+    UnknownQueue,
+    UnknownTask,
+)
+from fairlane.job import Claim, Landed, State
 from fairlane.operations.explanations import explain_queue
-from fairlane.parameters import check_value, checked, known_options
+from fairlane.parameters import check_value, checked, known_options, shown
 from fairlane.policy.partitions import parse_partition, partition_for, partition_name, whole_of
 from fairlane.policy.policy import Policy
+from fairlane.policy.unique import Conflict
 from fairlane.scheduler.explain import Explanation
-from fairlane.scheduler.settlement import Released, settle
-from fairlane.store.protocol import Claimed, Store, WorkerIdentity
-from fairlane.task import Duration
-from fairlane.waits import ANSWER_WITHIN
+from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome, Released, Retried, Settlement, Snoozed, settle
+from fairlane.store.protocol import Claimed, Landings, Listener, Looked, Store, WorkerIdentity
+from fairlane.task import LONGEST_DELAY, Duration, Registry
+from fairlane.waits import ANSWER_WITHIN, Outage, first_of, jittered, pause
 from fairlane.worker.claims import Turns
+from fairlane.worker.runs import bounded, storable
 
 MOST_CLAIMED = 100_000
 """They are in memory together, and in one transaction."""
@@ -29,28 +44,49 @@ ASKED_AT_MOST = 100
 """Claims that bring nothing and promise more, until the answer is that there is nothing."""
 
 
+_BACKOFF = Backoff()
+LONGEST_RUN = 366 * 86_400 * SECOND
+"""Run times are added up: a few thousand of these are still a number that a database can hold."""
+
+
 @dataclass(frozen=True, slots=True)
-class Hand:
-    """What claims by hand in one process: one name and one ear for all queues of an app."""
+class Connection:
+    """An open store, the event loop that it belongs to, and what an app does with it."""
 
     store: Store
+    loop: asyncio.AbstractEventLoop
+    producing: Producing
     identity: WorkerIdentity
+    """Who claims by hand."""
     ear: Ear
+    """Who waits, for all queues."""
+
+    async def close(self) -> None:
+        await self.producing.telemetry.hooks.flush()
+        await self.ear.close()
+        await self.store.close()
 
 
-class QueueSource(ClaimSource, Protocol):
-    """What a queue asks of its app."""
+class QueueSource(Protocol):
+    """What a queue, and the claims that are made with it, ask of the app."""
 
-    async def hand(self, policies: Sequence[Policy]) -> Hand: ...
+    @property
+    def clock(self) -> Clock: ...
 
-    def in_force(self, queue: str) -> Policy | None: ...
+    @property
+    def registry(self) -> Registry: ...
+
+    @property
+    def max_payload(self) -> int: ...
 
     @property
     def forwarded(self) -> Collection[str]: ...
 
-    async def wait_for_room(
-        self, policies: Sequence[Policy], keys: Mapping[str, object], timeout: int | None
-    ) -> bool: ...
+    async def opened(self) -> Store: ...
+
+    async def connected(self, policies: Sequence[Policy] = ()) -> Connection: ...
+
+    def in_force(self, queue: str) -> Policy | None: ...
 
 
 class Queue:
@@ -101,8 +137,8 @@ class Queue:
         if not 1 <= n <= MOST_CLAIMED:
             raise ConfigurationError(f"claim: n={n}: claim at least 1 job, and at most {MOST_CLAIMED:,} at once")
         duration = as_lease(lease)
-        hand = await self._source.hand(self.partitions)
-        identity = hand.identity if worker is None else WorkerIdentity(hand.identity.id, worker)
+        connection = await self._source.connected(self.partitions)
+        identity = connection.identity if worker is None else WorkerIdentity(connection.identity.id, worker)
         held: list[HeldClaim] = []
         served = partition_names(self._in_force)
         for name in served:
@@ -110,23 +146,23 @@ class Queue:
         # Jobs of a partition that is no more do not start there.
         for queue in [name for name in self._turns.in_order() if name in served]:
             if len(held) < n:
-                held += await self._claim(hand, queue, n - len(held), identity, duration)
+                held += await self._claim(connection, queue, n - len(held), identity, duration)
         return held
 
     async def _claim(
-        self, hand: Hand, queue: str, n: int, identity: WorkerIdentity, duration: timedelta
+        self, connection: Connection, queue: str, n: int, identity: WorkerIdentity, duration: timedelta
     ) -> list[HeldClaim]:
         async def once() -> Claimed:
-            return await hand.store.claim(queue, lambda: n, worker=identity, lease=duration)
+            return await connection.store.claim(queue, lambda: n, worker=identity, lease=duration)
 
         try:
-            claimed = await _unbroken(hand.store, once())
+            claimed = await _unbroken(connection.store, once())
             asked = 1
             while claimed.more and not claimed.claims and asked < ASKED_AT_MOST:
-                claimed = await _unbroken(hand.store, once())
+                claimed = await _unbroken(connection.store, once())
                 asked += 1
         finally:
-            hand.ear.claimed(queue)
+            connection.ear.claimed(queue)
         self._turns.note(queue, claimed.vtime, is_idle=len(claimed.claims) < n)
         held = HeldLease(claimed.lease, duration)
         return [HeldClaim(each, held, self._source) for each in claimed.claims]
@@ -138,25 +174,24 @@ class Queue:
         A job wakes one of those who wait. Nothing that came after an empty claim is missed.
         """
         until = None if timeout is None else max(0, duration_of("wait: timeout", timeout))
-        hand = await self._source.hand(self.partitions)
+        connection = await self._source.connected(self.partitions)
         served = partition_names(self._in_force)
         if len(served) == 1:
-            return await hand.ear.wait(self.name, until)
-        return await _any_of([hand.ear.wait(name, until) for name in served])
+            return await connection.ear.wait(self.name, until)
+        return await _any_of([connection.ear.wait(name, until) for name in served])
 
     async def explain(self, **keys: object) -> Explanation:
         """Everything that holds all jobs of the queue, or all of these keys in it, and what would start next."""
-        hand = await self._source.hand(self.partitions)
-        return await explain_queue(hand.store, self.name, keys, self._source.forwarded)
+        connection = await self._source.connected(self.partitions)
+        return await explain_queue(connection.store, self.name, keys, self._source.forwarded)
 
     async def pace(self, timeout: Duration | None = None, /, **keys: object) -> bool:
         """Return True once fewer jobs of these keys wait than their backlogs hold, False after `timeout`.
 
         For producers of many jobs. It looks again after 50 ms, then ever more rarely, at least once a second.
         """
-        return await self._source.wait_for_room(
-            self.partitions, keys, None if timeout is None else max(0, duration_of("pace: timeout", timeout))
-        )
+        until = None if timeout is None else max(0, duration_of("pace: timeout", timeout))
+        return await (await self._source.connected(self.partitions)).producing.wait_for_room(self.name, keys, until)
 
     @known_options
     async def renew(self, claims: Iterable[HeldClaim], lease: Duration | None = None) -> None:
@@ -239,3 +274,513 @@ async def _give_back(store: Store, claiming: asyncio.Future[Claimed]) -> None:
     with contextlib.suppress(Exception):  # their lease runs out then
         claims = (await claiming).claims
         await store.settle([settle(each, Released("its claimer was cancelled"), 0) for each in claims])
+
+
+class HeldLease:
+    """What the claims of one batch share."""
+
+    __slots__ = ("cancelled", "duration", "id")
+
+    def __init__(self, lease: UUID, duration: timedelta) -> None:
+        self.id = lease
+        self.duration = duration
+        self.cancelled: set[UUID] = set()
+        """Jobs whose cancellation a renewal has told of."""
+
+
+class HeldClaim:
+    """A job that this program holds, until it settles it or lets the lease run out."""
+
+    __slots__ = ("_began", "_call", "_claim", "_is_lent", "_is_lost", "_is_settled", "_lease", "_source", "_tried")
+
+    def __init__(self, claim: Claim, lease: HeldLease, source: QueueSource) -> None:
+        self._claim = claim
+        self._lease = lease
+        self._source = source
+        self._began = source.clock.monotonic()
+        self._call: tuple[Sequence[Any], Mapping[str, Any]] | None = None
+        self._is_settled = False
+        self._is_lost = False
+        self._is_lent = False
+        """Settled in a transaction of the caller's, who may settle it again if that was rolled back."""
+        self._tried: tuple[State, str] | None = None
+        """The end that was asked for when nobody heard whether it was recorded."""
+
+    def __repr__(self) -> str:
+        return f"<claim of job {self.id} ({self.task}), attempt {self.attempt} of {self.max_attempts}>"
+
+    # What it holds.
+
+    @property
+    def id(self) -> UUID:
+        """The job's id."""
+        return self._claim.id
+
+    @property
+    def queue(self) -> str:
+        return self._claim.queue
+
+    @property
+    def task(self) -> str:
+        return self._claim.task
+
+    @property
+    def keys(self) -> Mapping[str, str | None]:
+        return self._claim.keys
+
+    @property
+    def priority(self) -> int:
+        return self._claim.priority
+
+    @property
+    def attempt(self) -> int:
+        """Counts from 1."""
+        return self._claim.attempt
+
+    @property
+    def max_attempts(self) -> int:
+        return self._claim.max_attempts
+
+    @property
+    def enqueued_at(self) -> Instant:
+        return self._claim.enqueued_at
+
+    @property
+    def claimed_at(self) -> Instant:
+        return self._claim.claimed_at
+
+    @property
+    def payload(self) -> bytes:
+        """The arguments as they are stored."""
+        return self._claim.payload
+
+    @property
+    def args(self) -> Sequence[Any]:
+        """The positional arguments, read by the task's annotations; `UnknownTask` or `UndecodablePayload` if not."""
+        return self._decoded()[0]
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """The named arguments, likewise."""
+        return self._decoded()[1]
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Somebody asked for the job to stop, as far as the claim and its renewals have told."""
+        return self._claim.cancel_requested or self.id in self._lease.cancelled
+
+    @property
+    def is_settled(self) -> bool:
+        """This program has settled it, or is about to."""
+        return self._is_settled
+
+    def _decoded(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        if self._call is None:
+            task = self._source.registry.find(self.task)
+            if task is None:
+                raise UnknownTask(
+                    f"job {self.id}: this app has no task {self.task!r} to read its arguments by; register the task, "
+                    "or read `payload` yourself"
+                )
+            try:
+                self._call = task.codec.decode_call(self.payload)
+            except UndecodablePayload as error:
+                raise UndecodablePayload(f"job {self.id}: {error}; its bytes are in `payload`") from error
+        return self._call
+
+    # How it ends.
+
+    @checked(unchecked=["ran"])
+    async def ack(
+        self, result: Any = None, effects: Effects | None = None, *, ran: Duration | None = None, tx: Any = None
+    ) -> Landed:
+        """The job is done; its result is stored with it, and its effects land with it or not at all.
+
+        Returned is what became of each effect. A follow-up whose unique key another job holds is not stored, unless it
+        replaces that one, and the job is done all the same. `DuplicateJob` if a follow-up has an id that is taken: the
+        claim is still held then. With `tx`, all of it lands with your own transaction, or not at all. After a rollback,
+        end the claim again: it is not renewed any more.
+        """
+        done = self._done(result)
+        if effects is not None:
+            stamp = (await self._source.connected()).producing.stamp
+            stamped = stamped_effects(effects, stamp, self._source.max_payload)
+            done = Done(done.result, stamped)
+        conflicts = await (self._end(done, ran) if tx is None else self._end_in(tx, done, ran))
+        return landed_of(done.effects, conflicts)
+
+    @checked(unchecked=["delay", "ran"], any_text=["reason"])
+    async def retry(self, delay: Duration | None = None, reason: str = "", *, ran: Duration | None = None) -> None:
+        """Another attempt after `delay`, or when the task's backoff says; in the last attempt the job is dead."""
+        if delay is not None:
+            wait = bounded(duration_of("retry: delay", delay))
+        else:
+            task = self._source.registry.find(self.task)
+            wait = (task.options.backoff if task else _BACKOFF).delay(self.attempt, random.random())
+        await self._end(Retried(storable(reason) or "retry asked for by its runtime", wait), ran)
+
+    @checked(unchecked=["delay", "ran"], any_text=["reason"])
+    async def snooze(self, delay: Duration, reason: str = "", *, ran: Duration | None = None) -> None:
+        """Again after `delay`; the attempt does not count."""
+        wait = bounded(duration_of("snooze: delay", delay))
+        await self._end(Snoozed(storable(reason) or f"snoozed for {delay}", wait), ran)
+
+    @checked(unchecked=["ran"], any_text=["reason"])
+    async def dead(self, reason: str, *, ran: Duration | None = None) -> None:
+        """Set aside for good."""
+        await self._end(Died(storable(reason)), ran)
+
+    @checked(unchecked=["ran"], any_text=["reason"])
+    async def cancel(self, reason: str = "", *, ran: Duration | None = None) -> None:
+        """The job ends as cancelled."""
+        await self._end(Cancelled(storable(reason) or "cancelled by its runtime"), ran)
+
+    @known_options
+    async def release(self, delay: Duration | None = None) -> None:
+        """Give the job back as if it had not been claimed: in its place, with its attempt and its rate tokens.
+
+        With a `delay` it comes back later, at the end of its lane.
+        """
+        wait = 0 if delay is None else bounded(duration_of("release: delay", delay))
+        await self._end(Released("given back by its runtime", wait), None)
+
+    @known_options
+    async def renew(self, lease: Duration | None = None) -> None:
+        """Hold it for another lease from now on, with its whole batch; `cancel_requested` is up to date then."""
+        self._check_held()
+        await renew_together(self._source, [self], lease)
+
+    def _done(self, result: Any) -> Done:
+        task = self._source.registry.find(self.task)
+        if task is not None:
+            return Done(task.codec.encode_result(result, self._source.max_payload))
+        if result is None or isinstance(result, bytes):
+            return Done(result)
+        raise UnknownTask(
+            f"job {self.id}: this app has no task {self.task!r} to store a result by; give its JSON as bytes, or none"
+        )
+
+    async def _end(self, outcome: Outcome, ran: Duration | None) -> dict[UUID, Conflict] | None:
+        return (await settle_together(self._source, [(self, outcome)], ran)).get(self.id)
+
+    async def _end_in(self, tx: Any, outcome: Outcome, ran: Duration | None) -> dict[UUID, Conflict] | None:
+        """End the claim in the caller's transaction. Whether that commits, nobody tells us."""
+        self._check_held()
+        settlement = self._settlement(outcome, ran)
+        store = await self._source.opened()
+        self._is_lent = self._is_settled = True
+        self._tried = (settlement.to, settlement.outcome)
+        landed: Landings = {}
+        if await store.settle([settlement], tx=tx, landed=landed):
+            self._is_lost = True
+            raise ClaimLost([self.id])
+        return landed.get(self.id)
+
+    def _check_held(self) -> None:
+        if self._is_lost:
+            raise ClaimLost([self.id])
+        if self._is_settled and not self._is_lent:
+            raise AlreadySettled(self.id)
+
+    def _settlement(self, outcome: Outcome, ran: Duration | None) -> Settlement:
+        taken = self._source.clock.monotonic() - self._began if ran is None else duration_of("ran", ran)
+        if taken > LONGEST_RUN:
+            raise ConfigurationError(f"ran={shown(ran)} is longer than a year; give the time that the job ran")
+        return settle(self._claim, outcome, max(0, taken))
+
+
+async def settle_together(
+    source: QueueSource, ends: Sequence[tuple[HeldClaim, Outcome]], ran: Duration | None = None
+) -> Landings:
+    """End claims in one transaction. Those that are gone are named by `ClaimLost`; the others have ended then.
+
+    Returned is, by job, what its follow-ups have met, as far as it is known.
+    """
+    settlements = [claim._settlement(outcome, ran) for claim, outcome in ends]
+    for number, (claim, _) in enumerate(ends):
+        claim._check_held()
+        if any(claim is other for other, _ in ends[:number]):
+            raise AlreadySettled(claim.id)
+    store = await source.opened()
+    for claim, _ in ends:
+        claim._check_held()  # another task may have been faster while the app was opened
+    for claim, _ in ends:
+        claim._is_settled, claim._is_lent = True, False
+    landed: Landings = {}
+    # Of those that were asked for before: another end than that one must not pass for it.
+    tried = [
+        claim._tried == (settlement.to, settlement.outcome)
+        for (claim, _), settlement in zip(ends, settlements, strict=True)
+        if claim._tried is not None
+    ]
+    is_repeated = bool(tried) and all(tried)
+    settling = asyncio.ensure_future(store.settle(settlements, is_repeated=is_repeated, landed=landed))
+    settling.add_done_callback(lambda _: _note_answer(settling, ends, settlements))
+    try:
+        # Shielded: a statement that is broken off leaves open whether it was recorded.
+        await asyncio.shield(settling)
+    except asyncio.CancelledError:
+        await asyncio.wait({settling}, timeout=ANSWER_WITHIN)
+        raise
+    if lost := [claim.id for claim, _ in ends if claim._is_lost]:
+        raise ClaimLost(lost)
+    return landed
+
+
+def _note_answer(
+    settling: asyncio.Future[list[UUID]],
+    ends: Sequence[tuple[HeldClaim, Outcome]],
+    settlements: Sequence[Settlement],
+) -> None:
+    if settling.cancelled() or settling.exception() is not None:
+        # Whether it was recorded is not known; the same end may be asked for again.
+        for (claim, _), settlement in zip(ends, settlements, strict=True):
+            claim._is_settled = False
+            claim._tried = (settlement.to, settlement.outcome)
+        return
+    lost = set(settling.result())
+    for claim, _ in ends:
+        claim._is_lost = claim.id in lost
+
+
+async def renew_together(source: QueueSource, claims: Iterable[HeldClaim], lease: Duration | None) -> None:
+    """Hold these claims for another lease, from now on. Those that are gone are named by `ClaimLost`."""
+    held = [claim for claim in claims if not claim.is_settled]
+    duration = None if lease is None else as_lease(lease)
+    by_duration: dict[timedelta, dict[UUID, HeldLease]] = {}
+    for claim in held:
+        by_duration.setdefault(duration or claim._lease.duration, {})[claim._lease.id] = claim._lease
+    store = await source.opened()
+    gone: set[UUID] = set()
+    for each, leases in by_duration.items():
+        renewed = await store.renew(list(leases), each)
+        gone |= set(renewed.gone)
+        for one in leases.values():
+            one.duration = each
+            one.cancelled.update(renewed.cancelled)
+    # A lease goes with the last settlement of its claims: what was settled meanwhile is not lost.
+    lost = [claim for claim in held if claim._lease.id in gone and not claim.is_settled]
+    for claim in lost:
+        claim._is_lost = True
+    if lost:
+        raise ClaimLost(claim.id for claim in lost)
+
+
+def as_lease(lease: Duration) -> timedelta:
+    """A lease as it was given, checked."""
+    length = duration_of("lease", lease)
+    if not 0 < length <= LONGEST_DELAY:
+        raise ConfigurationError(f"lease={lease!r} is not a time above 0 and up to a hundred years")
+    return timedelta(microseconds=length)
+
+
+CLAIMS_WITHIN = SECOND
+"""A waiter that was woken and has not claimed by then does not count: another may be woken for its job."""
+POLL = 30 * SECOND
+"""The last resort."""
+LONGEST_LOOK = 0.05
+LONGEST_OVERDUE = 1.0
+"""Seconds, at most, until another look at a time that has come and opened nothing."""
+
+
+class _Line:
+    """Those who wait for one queue, in the order in which they came."""
+
+    def __init__(self, queue: str, clock: Clock) -> None:
+        self.queue = queue
+        self.waiters: deque[asyncio.Future[bool]] = deque()
+        self.changed = asyncio.Event()
+        self.watcher: asyncio.Task[None] | None = None
+        self.is_registered = False
+        self.looks = 0
+        self._clock = clock
+        self._woken: deque[int] = deque()
+
+    @property
+    def woken(self) -> int:
+        """Waiters that are on their way to claim."""
+        since = self._clock.monotonic() - CLAIMS_WITHIN
+        while self._woken and self._woken[0] <= since:
+            self._woken.popleft()
+        return len(self._woken)
+
+    def wake(self, count: int) -> None:
+        while count > 0 and self.waiters:
+            waiter = self.waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(True)
+                self._woken.append(self._clock.monotonic())
+                count -= 1
+
+    def arrived(self) -> None:
+        """One that was woken has claimed, or will not."""
+        if self._woken:
+            self._woken.popleft()
+        self.changed.set()
+
+    def end(self, answer: bool | Exception) -> None:
+        """Send everybody away."""
+        while self.waiters:
+            waiter = self.waiters.popleft()
+            if waiter.done():
+                continue
+            if isinstance(answer, Exception):
+                waiter.set_exception(answer)
+            else:
+                waiter.set_result(answer)
+
+
+class Ear:
+    """What hears for all queues of an app in this process."""
+
+    def __init__(self, store: Store, clock: Clock, identity: WorkerIdentity) -> None:
+        self.identity = identity
+        self._store = store
+        self._clock = clock
+        self._lines: dict[str, _Line] = {}
+        self._outage = Outage(self._look_everywhere)
+        self._listener: Listener | None = None
+        self._is_open = asyncio.Event()
+        self._listening: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def wait(self, queue: str, timeout: int | None) -> bool:
+        """Return True once a job of the queue can start that no other waiter was woken for; False at the end of time.
+
+        `timeout` is in microseconds.
+        """
+        if self._is_closed:
+            return False
+        line = self._lines.setdefault(queue, _Line(queue, self._clock))
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        line.waiters.append(waiter)
+        line.changed.set()
+        self._watch(line)
+        timer = None if timeout is None else asyncio.ensure_future(self._give_up(waiter, timeout))
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None and waiter.result():
+                # Woken and cancelled at once: its job wakes another, here or elsewhere.
+                line.arrived()
+                line.is_registered = True
+                self._watch(line)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if waiter in line.waiters:
+                line.waiters.remove(waiter)
+
+    def claimed(self, queue: str) -> None:
+        """A claim of this process has ended, whatever it brought."""
+        if (line := self._lines.get(queue)) is not None:
+            line.arrived()
+
+    async def close(self) -> None:
+        """Send the waiters away, and stop listening."""
+        self._is_closed = True
+        for line in self._lines.values():
+            line.end(False)
+        await self._stop([line.watcher for line in self._lines.values()])
+        await self._stop([self._listening])
+
+    async def _stop(self, tasks: Iterable[asyncio.Task[None] | None]) -> None:
+        running = [task for task in tasks if task is not None]
+        for task in running:
+            # Not in the middle of a statement, as that costs its connection.
+            self._outage.cancel(task)
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def _give_up(self, waiter: asyncio.Future[bool], timeout: int) -> None:
+        await pause(self._clock, timeout)
+        if not waiter.done():
+            waiter.set_result(False)
+
+    # Looking.
+
+    def _watch(self, line: _Line) -> None:
+        if self._listening is None:
+            self._listening = asyncio.create_task(self._listen(), name="fairlane ear")
+        if line.watcher is None:
+            line.watcher = asyncio.create_task(self._serve(line), name=f"fairlane waiters of {line.queue}")
+
+    async def _serve(self, line: _Line) -> None:
+        """Look and wake for as long as somebody waits; then leave, so that nudges go to those who still do."""
+        try:
+            while line.waiters or line.is_registered:
+                await self._is_open.wait()
+                line.changed.clear()
+                # Before the look: a claim that lands during it sets `changed`, and we look again.
+                on_their_way = line.woken if line.waiters else 0
+                looked = await self._look(line, len(line.waiters) + on_their_way)
+                line.wake(looked.claimable - on_their_way)
+                if line.waiters:
+                    await self._until_the_next_look(line, looked)
+        except Exception as error:
+            line.end(error)
+        finally:
+            line.watcher = None
+
+    async def _look(self, line: _Line, want: int) -> Looked:
+        async def once() -> Looked:
+            if self._listener is None:
+                raise StoreUnavailable("the ear has lost its connection")
+            return await self._store.look(line.queue, want, worker=self.identity, listener=self._listener)
+
+        line.is_registered = True
+        looked = await self._outage.ride_out(once, "waiting")
+        line.is_registered = looked.claimable < want
+        return looked
+
+    async def _until_the_next_look(self, line: _Line, looked: Looked) -> None:
+        due = jittered(POLL)
+        if looked.next_due is not None:
+            due = min(due, looked.next_due - looked.now)
+        if line.woken:
+            due = min(due, CLAIMS_WITHIN)
+        if looked.look_again or due <= 0:
+            # Not by the app's clock: what we wait for takes place in the world.
+            longest = LONGEST_LOOK if looked.look_again else LONGEST_OVERDUE
+            moment = min(0.001 * 2 ** min(line.looks, 20), longest)
+            line.looks += 1
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(line.changed.wait(), moment)
+        else:
+            line.looks = 0
+            await first_of(line.changed.wait(), pause(self._clock, due))
+
+    def _look_everywhere(self) -> None:
+        for line in self._lines.values():
+            line.changed.set()
+
+    # Listening.
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                listener = await self._outage.ride_out(lambda: self._store.listen(self.identity), "listening")
+                await self._hear(listener)
+        except Exception as error:
+            # Nobody would ever hear anything: those who wait are told, and the next to wait tries again.
+            for line in self._lines.values():
+                line.end(error)
+        finally:
+            self._listening = None
+
+    async def _hear(self, listener: Listener) -> None:
+        """Listen until the ear is lost. What came while nobody listened is found by looking."""
+        self._listener = listener
+        self._is_open.set()
+        self._look_everywhere()
+        try:
+            while True:
+                if await listener.wait(None):
+                    self._look_everywhere()
+        except StoreUnavailable:
+            return
+        finally:
+            self._is_open.clear()
+            self._listener = None
+            with contextlib.suppress(StoreUnavailable):
+                await listener.close()

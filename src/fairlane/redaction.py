@@ -14,7 +14,7 @@ from base64 import b64decode
 from binascii import Error as NotBase64
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from fairlane.job import Claim, JobRecord
@@ -29,7 +29,7 @@ def error_text(error: BaseException) -> str:
     return without_secrets(f"{type(error).__name__}: {error}")
 
 
-class Surface(Enum):
+class Surface(StrEnum):
     """Where something is about to be seen."""
 
     WORKER = "worker"
@@ -41,11 +41,8 @@ class Surface(Enum):
     DASHBOARD = "dashboard"
     API = "api"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class Part(Enum):
+class Part(StrEnum):
     """What of a job is about to be seen."""
 
     CALL = "call"
@@ -53,9 +50,6 @@ class Part(Enum):
     RESULT = "result"
     ERROR = "error"
     """Text: a line, then the traceback."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)

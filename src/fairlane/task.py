@@ -1,4 +1,5 @@
-"""Tasks: Python functions with a name, a queue and options, and the calls that producers make of them.
+"""Tasks: Python functions with a name, a queue and options; the calls that producers make of them; and the handles of
+the jobs that come of those.
 
 A single job and a bulk of thousands take the same path, from `Call` to the store; so they have the same options,
 defaults and checks. `enqueue` has exactly the task's own parameters, and everything else goes through `using`.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
@@ -18,14 +19,29 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant, as_instant, duration_of, microseconds
 from fairlane.codec import Codec, PayloadCodec
-from fairlane.effects import ABSENT, Effects
-from fairlane.errors import ConfigurationError, InvalidJob, InvalidKey, UnknownTask
-from fairlane.handle import Enqueued, Foreseen, Job
-from fairlane.job import RESERVED
+from fairlane.effects import ABSENT, Effects, became
+from fairlane.errors import (
+    ConfigurationError,
+    InvalidJob,
+    InvalidKey,
+    JobCancelled,
+    JobFailed,
+    JobNotFound,
+    ReplayRefused,
+    ResultTimeout,
+    UnknownTask,
+)
+from fairlane.job import RESERVED, AttemptRecord, JobRecord, NewJob, Outcome, State
 from fairlane.parameters import check_value, known_options, shown
-from fairlane.policy.unique import Unique
+from fairlane.policy.backlog import FullBacklog, Verdicts
+from fairlane.policy.gates import is_whole
+from fairlane.policy.unique import Conflict, OnReplayConflict, Unique, checked_on_replay_conflict
 from fairlane.redaction import Redact
+from fairlane.scheduler.explain import Explanation, explain
 from fairlane.scheduler.settlement import Backoff
+from fairlane.store import records
+from fairlane.store.protocol import Store
+from fairlane.store.rows import no_such_job
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,7 +60,7 @@ LONGEST_DELAY = 100 * 366 * 24 * 3_600 * SECOND
 
 
 def check_priority(what: str, priority: object) -> int:
-    if isinstance(priority, bool) or not isinstance(priority, int):
+    if not is_whole(priority):
         raise InvalidJob(f"{what}: priority={shown(priority)} is not a whole number; give one, such as 5")
     if not LOWEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
         raise InvalidJob(
@@ -54,7 +70,7 @@ def check_priority(what: str, priority: object) -> int:
 
 
 def check_attempts(what: str, attempts: object) -> int:
-    if isinstance(attempts, bool) or not isinstance(attempts, int) or not 1 <= attempts <= MOST_ATTEMPTS:
+    if not is_whole(attempts) or not 1 <= attempts <= MOST_ATTEMPTS:
         raise InvalidJob(
             f"{what}: max_attempts={shown(attempts)} is not a whole number from 1 to {MOST_ATTEMPTS:,}; give one"
         )
@@ -87,7 +103,7 @@ def check_context(what: str, context: object) -> Mapping[str, Any]:
 
 
 def check_partition(what: str, partition: object) -> int | None:
-    if partition is None or (isinstance(partition, int) and not isinstance(partition, bool) and partition >= 0):
+    if partition is None or (is_whole(partition) and partition >= 0):
         return partition
     raise InvalidJob(f"{what}: partition={shown(partition)} is not the number of a partition; give one, from 0 on")
 
@@ -174,7 +190,7 @@ class EnqueueOptions:
         return task.queue if self.queue is None else self.queue
 
     def over(self, base: EnqueueOptions) -> EnqueueOptions:
-        """These options, and those of `base` where these leave a choice."""
+        """These options, and those of `base` where these leave a choice. An id is for one job, and stays with it."""
         timed = self if self.delay is not None or self.run_at is not None else base
         routed = self if self.partition is not None or self.partition_key is not ABSENT else base
         return EnqueueOptions(
@@ -235,9 +251,14 @@ def not_a_call(given: object, taker: str = "enqueue_many") -> InvalidJob:
 
 
 class Producer(Protocol):
-    """What a task asks of the app that it belongs to."""
+    """What tasks, and the handles of their jobs, ask of the app that they belong to."""
 
     redact: Redact | None
+
+    @property
+    def forwarded(self) -> Collection[str]: ...
+
+    async def opened(self) -> Store: ...
 
     async def enqueue_many(
         self, calls: Iterable[Call[R]], tx: Any = None, progress: Progress | None = None
@@ -246,6 +267,10 @@ class Producer(Protocol):
     async def enqueue_one(self, call: Call[R]) -> Job[R]: ...
 
     async def foresee(self, call: Call[R]) -> Foreseen: ...
+
+    def codec_of(self, task: str) -> Codec | None: ...
+
+    def known_tasks(self) -> Collection[str]: ...
 
     def run_blocking(self, work: Coroutine[Any, Any, R]) -> R: ...
 
@@ -283,7 +308,10 @@ class BoundTask(Generic[P, R]):
             if call.task is not self._task:
                 raise InvalidJob(f"{call!r} is no call of task {self._task.name!r}; use app.enqueue_many for a mixture")
         if self._options is not DEFAULTS:
-            listed = [Call(call.task, call.args, call.kwargs, call.options.over(self._options)) for call in listed]
+            # Calls that choose nothing have one and the same options: what follows from them is found out once.
+            own = replace(self._options, id=None)
+            options = (own if call.options is DEFAULTS else call.options.over(own) for call in listed)
+            listed = [Call(call.task, call.args, call.kwargs, each) for call, each in zip(listed, options, strict=True)]
         return await self._task.producer.enqueue_many(listed, self._options.tx, progress)
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
@@ -326,28 +354,26 @@ class BoundTask(Generic[P, R]):
             check_value(what, "queue", queue, str, error=InvalidJob)
             if not queue:
                 raise InvalidJob(f"{what}: queue='' is not the name of a queue; give that of one, or leave it out")
-        given: dict[str, Any] = {"tx": tx, "queue": queue, "id": check_id(what, id), "unique": as_unique(unique)}
-        given["on_dead"] = check_effects(what, on_dead)
-        if priority is not None:
-            given["priority"] = check_priority(what, priority)
-        if max_attempts is not None:
-            given["max_attempts"] = check_attempts(what, max_attempts)
-        if keys is not None:
-            given["keys"] = {**(self._options.keys or {}), **check_keys_given(what, keys)}
-        if context is not None:
-            given["context"] = {**(self._options.context or {}), **check_context(what, context)}
         if delay is not None and run_at is not None:
             raise InvalidJob(f"{what}: give delay= or run_at=, not both")
-        if delay is not None:
-            given |= {"delay": _delay(what, delay), "run_at": None}
-        if run_at is not None:
-            given |= {"run_at": _run_at(what, run_at), "delay": None}
         if partition is not None and partition_key is not ABSENT:
             raise InvalidJob(f"{what}: give partition= or partition_key=, not both")
-        kept = {name: value for name, value in given.items() if value is not None or name in ("delay", "run_at")}
-        if partition is not None or partition_key is not ABSENT:
-            kept |= {"partition": check_partition(what, partition), "partition_key": partition_key}
-        return BoundTask(self._task, replace(self._options, **kept))
+        chosen = EnqueueOptions(
+            tx=tx,
+            queue=queue,
+            priority=None if priority is None else check_priority(what, priority),
+            max_attempts=None if max_attempts is None else check_attempts(what, max_attempts),
+            keys=None if keys is None else check_keys_given(what, keys),
+            delay=None if delay is None else _delay(what, delay),
+            run_at=None if run_at is None else _run_at(what, run_at),
+            id=self._options.id if id is None else check_id(what, id),
+            unique=as_unique(unique),
+            on_dead=check_effects(what, on_dead),
+            context=None if context is None else check_context(what, context),
+            partition=check_partition(what, partition),
+            partition_key=partition_key,
+        )
+        return BoundTask(self._task, chosen.over(self._options))
 
 
 class Task(BoundTask[P, R]):
@@ -374,22 +400,20 @@ class Task(BoundTask[P, R]):
         self.function = function
         self.options = options.checked(what)
         if options.executor == "process":
-            self._check_for_process(what)
+            place = getattr(function, "__qualname__", "")
+            if self.is_async:
+                raise ConfigurationError(f"{what}: executor='process' is for functions that are not async; write `def`")
+            if not place or "<" in place:
+                raise ConfigurationError(
+                    f"{what}: executor='process' needs a function that a process can import; define it at a module's "
+                    "top"
+                )
         self.codec = Codec(name, function, local_names, stored_as)
         self.timeout = None if options.timeout is None else microseconds(options.timeout)
         functools.update_wrapper(cast(Callable[..., Any], self), function, updated=())
 
     def __repr__(self) -> str:
         return f"<task {self.name}>"
-
-    def _check_for_process(self, what: str) -> None:
-        place = getattr(self.function, "__qualname__", "")
-        if self.is_async:
-            raise ConfigurationError(f"{what}: executor='process' is for functions that are not async; write `def`")
-        if not place or "<" in place:
-            raise ConfigurationError(
-                f"{what}: executor='process' needs a function that a process can import; define it at a module's top"
-            )
 
     def can_provide(self, key: str) -> bool:
         """Whether this task's jobs may carry a key without being given it at each enqueue."""
@@ -477,3 +501,193 @@ def _place(function: Callable[..., Any]) -> str:
     except AttributeError:
         return repr(function)
     return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
+    """A stored job. It holds nothing but the id: every question goes to the database."""
+
+    # Many thousands of them may come back at once. They are in no circle, and the collector need not look at them.
+    id: UUID
+    _source: Producer
+    outcome: Outcome | None = None
+    """What became of the enqueue that returned this handle; `None` if it comes from elsewhere."""
+    backlog: FullBacklog | None = None
+    """The backlog that was full when it was enqueued; `None` if there was room."""
+
+    def __repr__(self) -> str:
+        return f"<job {self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    @property
+    def is_over_backlog(self) -> bool:
+        """Whether more jobs waited than should when it was enqueued: its producer had better slow down."""
+        return self.backlog is not None
+
+    async def record(self) -> JobRecord:
+        """Everything that is known about the job, or `JobNotFound`."""
+        return await (await self._source.opened()).job(self.id)
+
+    async def attempts(self) -> list[AttemptRecord]:
+        """Every attempt so far, in order."""
+        return await (await self._source.opened()).run(records.attempts(self.id))
+
+    async def status(self) -> State:
+        """Where the job is in its life."""
+        return (await self.record()).state
+
+    async def explain(self) -> Explanation:
+        """Everything that holds the job: until when, and who. Looking changes nothing."""
+        store = await self._source.opened()
+        facts = await store.ask(lambda moment: moment.examine(job=self.id))
+        return explain(facts, self._source.known_tasks(), self._source.forwarded)
+
+    async def cancel(self) -> State:
+        """Cancel the job if it waits, ask it to stop if it runs. Returns the state it is in now."""
+        return await (await self._source.opened()).cancel(self.id)
+
+    @known_options
+    async def replay(self, *, on_conflict: OnReplayConflict = "reject") -> State:
+        """Put the job back into its queue. `ReplayRefused` unless it is dead or cancelled. Returns the state it is in.
+
+        If another job holds its unique key, that is refused too; with `on_conflict="replace"` a holder that waits is
+        cancelled, and only one that runs refuses.
+        """
+        store = await self._source.opened()
+        (handled,) = await store.replay([self.id], on_conflict=checked_on_replay_conflict(on_conflict))
+        if handled.was is None:
+            raise no_such_job(self.id)
+        if handled.skipped is not None:
+            remedy = "" if handled.holder is None else await _remedy(store, handled.holder, on_conflict)
+            raise ReplayRefused(self.id, handled.skipped, handled.holder, remedy)
+        return await self.status()
+
+    @known_options
+    async def result(self, timeout: timedelta | str | float | None = None) -> R:
+        """What the task returned, once it has. `JobFailed`, `JobCancelled` or `ResultTimeout` say otherwise."""
+        time = None if timeout is None else duration_of("result: timeout", timeout)
+        store = await self._source.opened()
+        if time is not None and time <= 0:
+            record = await store.job(self.id)
+        else:
+            record = await store.wait_until_ended(self.id, None if time is None else await store.now() + time)
+        if not record.state.is_final:
+            waited = f"{timeout:g} s" if isinstance(timeout, int | float) else timeout
+            raise ResultTimeout(
+                f"job {self.id} ({record.task}) is still {record.state} after {waited}; it goes on all the "
+                f"same. Ask what holds it with `fairlane explain {self.id}` (and --app or --url, where FAIRLANE_URL "
+                "does not name the database) or job.explain()"
+            )
+        return self._read(record)
+
+    def status_sync(self) -> State:
+        """`status` for code that is not async."""
+        return self._source.run_blocking(self.status())
+
+    def explain_sync(self) -> Explanation:
+        """`explain` for code that is not async."""
+        return self._source.run_blocking(self.explain())
+
+    def cancel_sync(self) -> State:
+        """`cancel` for code that is not async."""
+        return self._source.run_blocking(self.cancel())
+
+    @known_options
+    def result_sync(self, timeout: timedelta | str | float | None = None) -> R:
+        """`result` for code that is not async: it blocks its thread, and no other, until the job has ended."""
+        return self._source.run_blocking(self.result(timeout))
+
+    def _read(self, record: JobRecord) -> R:
+        what = f"job {self.id} ({record.task})"
+        match record.state:
+            case State.DEAD:
+                attempts = f"{record.attempt} of {record.max_attempts} attempts"
+                raise JobFailed(f"{what} failed after {attempts}: {record.error}")
+            case State.CANCELLED:
+                raise JobCancelled(f"{what} was cancelled: {record.error or 'before it ran'}")
+        codec = self._source.codec_of(record.task)
+        value: Any = codec.decode_result(record.result) if codec else record.result
+        return cast(R, value)
+
+
+async def _remedy(store: Store, holder: UUID, on_conflict: OnReplayConflict) -> str:
+    """What helps where this job holds the unique key of one that was to be replayed."""
+    try:
+        state = (await store.job(holder)).state
+    except JobNotFound:
+        state = None
+    if state is None or state.is_final:
+        return "that job has ended, and the window of its key lasts: replay once that has passed"
+    if state is State.RUNNING:
+        return (
+            "that job runs, and no replay stops it: wait for it to end, or ask it to stop "
+            f"(`fairlane jobs cancel {holder}`), and replay then"
+        )
+    if on_conflict == "replace":
+        return "that job waits again by now: replay once more"
+    return "wait for that job to end, or replay with on_conflict='replace', which cancels it while it waits"
+
+
+class Enqueued(list[Job[R]]):
+    """What became of a bulk: one handle for each call, in order, each with its outcome.
+
+    A call that met a unique key has the handle of the job that holds it.
+    """
+
+    @property
+    def stored(self) -> list[Job[R]]:
+        """The new jobs."""
+        return [job for job in self if job.outcome is not None and job.outcome.is_stored]
+
+    @property
+    def duplicates(self) -> list[Job[R]]:
+        """The jobs that stand for calls which were not stored."""
+        return [job for job in self if job.outcome is Outcome.DUPLICATE]
+
+    @property
+    def refused(self) -> list[Job[R]]:
+        """The jobs because of which calls were refused."""
+        return [job for job in self if job.outcome is Outcome.REFUSED]
+
+    @property
+    def full(self) -> list[Job[R]]:
+        """Those that were not stored because a backlog was full. No job has their ids."""
+        return [job for job in self if job.outcome is Outcome.FULL]
+
+    @property
+    def over_backlog(self) -> list[Job[R]]:
+        """Those that met a full backlog, stored or not: whoever enqueues had better slow down."""
+        return [job for job in self if job.is_over_backlog]
+
+    def __repr__(self) -> str:
+        refused = len(self.refused) + len(self.full)
+        return f"<{len(self.stored)} enqueued, {len(self.duplicates)} duplicates, {refused} refused>"
+
+
+def handles_of(
+    jobs: Sequence[NewJob], conflicts: Mapping[UUID, Conflict], verdicts: Verdicts, source: Producer
+) -> Enqueued[Any]:
+    """What became of these jobs, as their producer is told."""
+    if not (conflicts or verdicts.told or verdicts.refused):
+        return Enqueued(Job(job.id, source, Outcome.ENQUEUED) for job in jobs)
+    handles: Enqueued[Any] = Enqueued()
+    for job in jobs:
+        if (refusal := verdicts.refused.get(job.id)) is not None:
+            handles.append(Job(job.id, source, Outcome.FULL, refusal))
+            continue
+        outcome, stands = became(job.id, conflicts)
+        handles.append(Job(stands, source, outcome, verdicts.told.get(job.id) if outcome.is_stored else None))
+    return handles
+
+
+class Foreseen(msgspec.Struct, frozen=True):
+    """What an enqueue would do."""
+
+    outcome: Outcome
+    holder: UUID | None = None
+    """The job that holds the unique key."""
+    payload_differs: bool = False

@@ -26,10 +26,10 @@ from fairlane.errors import ConfigurationError, InvalidJob
 from fairlane.forward import Token
 from fairlane.forward.celery import CeleryForwarder
 from fairlane.forward.messages import Carried, as_carried
-from fairlane.handle import Job
 from fairlane.job import Claim
 from fairlane.store import records
 from fairlane.store.protocol import WorkerIdentity
+from fairlane.task import Job
 from tests.forward.brokers import free_port
 
 

@@ -17,8 +17,7 @@ from fairlane.errors import InvalidJob, StoreUnavailable
 from fairlane.events import FollowUpsNotStored, JobEnded, JobStarted
 from fairlane.forward.delivery import Delivery
 from fairlane.forward.messages import Token
-from fairlane.handle import Job
-from fairlane.task import Task
+from fairlane.task import Job, Task
 from tests.forward.paper import PaperForwarder, dispatching
 from tests.waiting import until, until_found
 from tests.worker.harness import WatchedStore, reaches, turns

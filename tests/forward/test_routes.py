@@ -21,7 +21,7 @@ from fairlane import App, Concurrency
 from fairlane.errors import ConfigurationError, InvalidJob, JobNotFound
 from fairlane.forward.celery import CeleryForwarder
 from fairlane.forward.dramatiq import DramatiqForwarder
-from fairlane.forward.routes import RoutingForwarder
+from fairlane.forward.forwarder import RoutingForwarder
 from fairlane.forward.taskiq import TaskiqForwarder
 
 

@@ -14,7 +14,7 @@ from fairlane.clock import ManualClock
 from fairlane.errors import ConfigurationError
 from fairlane.forward.dispatcher import QUIET, UNBEGUN, Dispatcher
 from fairlane.forward.dramatiq import DramatiqForwarder
-from fairlane.forward.routes import RoutedCall
+from fairlane.forward.forwarder import RoutedCall
 from fairlane.operations import diagnose, overview
 from fairlane.operations.explanations import explain_job, explain_queue
 from fairlane.operations.findings import Level

@@ -13,7 +13,7 @@ import click
 from fairlane.app import App
 from fairlane.cli.database import load_app
 from fairlane.cli.job_selection import keys_given
-from fairlane.enqueue import stamp
+from fairlane.enqueue import Stamper
 from fairlane.errors import ConfigurationError, InvalidJob, UndecodablePayload, UnknownTask
 from fairlane.job import NewJob
 from fairlane.policy.policy import Policy
@@ -100,7 +100,7 @@ def _checked(app: App, task: Task[..., Any], call: Call[Any]) -> NewJob:
     """The job as its queue is declared here; refused if the task's annotations would refuse its arguments later."""
     name = call.options.queue_of(task)
     policy = app.queues[name].policy if name in app.queues else Policy(name)
-    stamped = stamp(call, UUID(int=0), policy, app.max_payload, declared=policy)
+    stamped = Stamper(call, policy, app.max_payload, declared=policy).stamp(call, UUID(int=0))
     try:
         task.codec.decode_call(stamped.payload)
     except UndecodablePayload as error:

@@ -28,9 +28,8 @@ from fairlane.errors import (
     UndecodablePayload,
 )
 from fairlane.forward.delivery import Delivery
-from fairlane.forward.forwarder import Forwarded, not_a_task, runs_with
+from fairlane.forward.forwarder import Forwarded, RoutedCall, RoutedCodec, RoutingForwarder, runs_with, unwritable
 from fairlane.forward.messages import HEADER, Message, Token, Unpublishable
-from fairlane.forward.routes import RoutedCall, RoutedCodec, RoutingForwarder, unwritable
 from fairlane.job import State
 from fairlane.task import Task
 from fairlane.worker.runs import current_run
@@ -66,6 +65,13 @@ CELERYS_OWN = {"connection", "producer", "result_cls", "router", "task_type"}
 NOT_KEPT = {"declare", "expiration", "priority", "retry", "retry_policy"}
 """What a stored message leaves out: how to publish is decided then. RabbitMQ would drop a message that has expired
 without a word (`expiration`); Celery's worker revokes it by its header `expires`, and says so."""
+
+
+_to_json: Callable[[Any], str] = kombu_json.dumps
+"""As Celery writes it: with marks for dates, UUIDs, decimals and bytes."""
+_from_json: Callable[[str], Any] = kombu_json.loads
+_class_of: Callable[[Any], type] = symbol_by_name
+"""A class, or the one that is named `module:class`."""
 
 
 class _CeleryCodec(RoutedCodec):
@@ -106,6 +112,8 @@ class CeleryForwarder(RoutingForwarder):
     """
 
     engine = "Celery"
+    task_type = CeleryTask
+    declared_with = "@celery.task"
     routed_codec = _CeleryCodec
 
     def __init__(self, app: App, celery: celery.Celery, **options: Any) -> None:
@@ -120,10 +128,6 @@ class CeleryForwarder(RoutingForwarder):
         celery.send_task = self._sending(celery.send_task)
 
     # What Celery says.
-
-    def check(self, target: Any) -> None:
-        if not isinstance(target, CeleryTask):
-            raise not_a_task("Celery", target, "declare it with @celery.task, below @forwarder.route(…) if it has that")
 
     def name_of(self, target: Any) -> str:
         name: str = target.name
@@ -205,7 +209,13 @@ class CeleryForwarder(RoutingForwarder):
             with delivery.entered():
                 value = function(*delivery.args, **delivery.kwargs)
         except celery.exceptions.Retry as retry:
-            self._retried(delivery, str(retry), _until(retry, as_datetime(self.app.clock.now())))
+            when: Any = retry.when
+            if isinstance(when, datetime):
+                aware = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+                wait = max(timedelta(0), aware - as_datetime(self.app.clock.now()))
+            else:
+                wait = timedelta(seconds=when or 0)
+            self._retried(delivery, str(retry), wait)
             raise
         except celery.exceptions.Ignore as left:
             # The task says that it has taken care of itself.
@@ -295,11 +305,18 @@ class CeleryForwarder(RoutingForwarder):
             options["queue"] = message.queue
         if level := self._level(message.priority):
             options["priority"] = level
-        # Arguments that do not fit the task as it is here may fit it where it is delivered; if not, it fails there.
-        if message.is_hidden or not _fits(message):
-            self.celery.send_task(message.target.name, **options)
-        else:
+        is_shown = not message.is_hidden
+        if is_shown and message.target.typing:
+            try:
+                message.target.__header__(*message.args, **message.kwargs)
+            except TypeError:
+                # Arguments that do not fit the task as it is here may fit it where it is delivered; if not, it fails
+                # there.
+                is_shown = False
+        if is_shown:
             CeleryTask.apply_async(message.target, list(message.args), dict(message.kwargs), **options)
+        else:
+            self.celery.send_task(message.target.name, **options)
 
     def _publish_stored(self, message: Message, own: str) -> None:
         """A routed call: its message is there."""
@@ -530,22 +547,6 @@ def _as_text(
         raise unwritable(task, said, _to_json, error) from error
 
 
-def _to_json(value: Any) -> str:
-    """As Celery writes it: with marks for dates, UUIDs, decimals and bytes."""
-    text: str = kombu_json.dumps(value)  # type: ignore[no-untyped-call]
-    return text
-
-
-def _from_json(text: str) -> Any:
-    return kombu_json.loads(text)  # type: ignore[no-untyped-call]
-
-
-def _class_of(named: Any) -> type:
-    """A class, or the one that is named `module:class`."""
-    found: type = symbol_by_name(named)  # type: ignore[no-untyped-call]
-    return found
-
-
 def _step_of(forwarder: CeleryForwarder) -> type[bootsteps.Step]:
     """What Celery's worker does before it starts anything, once it has imported all tasks."""
 
@@ -581,22 +582,3 @@ def _retry_by_policy(
     if throw:
         raise retry from exc
     return retry
-
-
-def _fits(message: Message) -> bool:
-    """Whether Celery, which looks at the arguments of its tasks, lets these pass."""
-    if message.target.typing:
-        try:
-            message.target.__header__(*message.args, **message.kwargs)
-        except TypeError:
-            return False
-    return True
-
-
-def _until(retry: celery.exceptions.Retry, now: datetime) -> timedelta:
-    """How long Celery waits before it tries again."""
-    when: Any = retry.when
-    if isinstance(when, datetime):
-        aware = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
-        return max(timedelta(0), aware - now)
-    return timedelta(seconds=when or 0)

@@ -17,10 +17,9 @@ import msgspec
 from fairlane.clock import SECOND, lasting, microseconds
 from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.forward.forwarder import Forwarder
-from fairlane.forward.messages import Carried, Engine, Unpublishable, as_carried
+from fairlane.forward.messages import Carried, Unpublishable, as_carried
 from fairlane.job import Claim
 from fairlane.policy.partitions import whole_of
-from fairlane.policy.policy import Policy
 from fairlane.scheduler.settlement import Cancelled, Died, Outcome, Released, Settlement, settle
 from fairlane.scheduler.snapshot import Pace
 from fairlane.store import records
@@ -46,11 +45,8 @@ class Dispatcher(Worker):
     def __init__(self, forwarder: Forwarder, *given: Any, **named: Any) -> None:
         self._forwarder = forwarder
         super().__init__(*given, **named)
-        publishing = self.publishing
-        publishing.engine = forwarder
-        publishing.forwarded = forwarder.forwarded
-        publishing.republish_after = forwarder.republish_after
-        publishing.troubles = self.troubles
+        self.publishing.forwarder = forwarder
+        self.publishing.troubles = self.troubles
 
     @property
     def publishing(self) -> Publishing:
@@ -95,11 +91,17 @@ class Dispatching:
             raise ConfigurationError(f"{forwarder!r} forwards no task; declare one with forwarder.task(…, queue=…)")
         own = list(dict.fromkeys(each.task.queue for each in forwarder.forwarded.values()))
         options = replace((options or WorkerOptions()).serving(own), prefetch=0)
-        for share in options.shares:
-            _check_tasks(forwarder, share.name)
+        queues = [share.name for share in options.shares]
+        for queue in queues:
+            others = [task.name for task in app.registry.of_queue(queue) if task.name not in forwarder.forwarded]
+            if others:
+                raise ConfigurationError(
+                    f"queue {queue!r} has tasks that {forwarder!r} does not forward ({', '.join(others)}): their jobs "
+                    "would wait in vain; give them a queue of their own"
+                )
         store = await app.opened()
         if not forwarder.unbounded:
-            await _check_limits(store, [share.name for share in options.shares])
+            await _check_limits(store, queues)
 
         def make(*given: Any, **named: Any) -> Dispatcher:
             return Dispatcher(forwarder, *given, **named)
@@ -111,29 +113,18 @@ class Dispatching:
         await self._forwarder.app.close()
 
 
-def _check_tasks(forwarder: Forwarder, queue: str) -> None:
-    others = [task.name for task in forwarder.app.registry.of_queue(queue) if task.name not in forwarder.forwarded]
-    if others:
-        raise ConfigurationError(
-            f"queue {queue!r} has tasks that {forwarder!r} does not forward ({', '.join(others)}): their jobs would "
-            f"wait in vain; give them a queue of their own"
-        )
-
-
 async def _check_limits(store: Store, queues: Sequence[str]) -> None:
     """How many jobs the engine holds at once is a limit of the queue, like any other; without one, it is all."""
     for name in queues:
         found = await store.policy(name)
-        if found is not None and not _is_bounded(found.policy):
+        if found is None:
+            continue
+        if not any(limit.counts_in_flight and not limit.by for limit in found.policy.limits):
             raise ConfigurationError(
                 f"queue {name!r} has no limit on what the engine holds at once, so that all that waits would move to "
                 f"its broker, where no policy can see it; give it Concurrency(n) or AdaptiveConcurrency() without "
                 f"`by`, or say unbounded=True"
             )
-
-
-def _is_bounded(policy: Policy) -> bool:
-    return any(limit.counts_in_flight and not limit.by for limit in policy.limits)
 
 
 FIRST_PAUSE, LONGEST_PAUSE = SECOND // 10, 30 * SECOND
@@ -174,9 +165,7 @@ class Publishing(Execution):
     calls_handlers = False
     """Nor how long a handler takes."""
 
-    engine: Engine
-    forwarded: Mapping[str, Any]
-    republish_after: timedelta
+    forwarder: Forwarder
     troubles: Troubles
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -195,7 +184,7 @@ class Publishing(Execution):
         self._background: set[asyncio.Task[None]] = set()
         # A job of another engine, or of a worker's, is not ours to publish.
         find = self._find
-        self._find = lambda name: find(name) if name in self.forwarded else None
+        self._find = lambda name: find(name) if name in self.forwarder.forwarded else None
 
     # From claim to broker.
 
@@ -212,13 +201,10 @@ class Publishing(Execution):
         contexts, retries = await self.store.run(records.contexts(jobs)), await self.store.run(records.retries(jobs))
         return {job: as_carried(contexts.get(job), retries.get(job, 0)) for job in jobs}
 
-    async def _run_async(self, run: Run) -> None:
-        await self._publish(run)
-
     async def _run_in_thread(self, run: Run) -> None:
-        await self._publish(run)
+        await self._run_async(run)
 
-    async def _publish(self, run: Run) -> None:
+    async def _run_async(self, run: Run) -> None:
         try:
             # Shielded: it is the whole batch's. Until it is here, nothing has begun, and the claim can be given back.
             carried = await asyncio.shield(self._carried[run.claim.id])
@@ -235,7 +221,7 @@ class Publishing(Execution):
             self._carried.pop(run.claim.id, None)
         run.started_at = self._now()
         try:
-            await self.engine.publish(self.engine.message(run.claim, carried[run.claim.id]))
+            await self.forwarder.publish(self.forwarder.message(run.claim, carried[run.claim.id]))
         except Unpublishable as error:
             self._end(run, Died(str(error)), error)
         except Exception as error:
@@ -288,7 +274,7 @@ class Publishing(Execution):
         self.on_slot_freed()
 
     def _patience(self, times: int) -> int:
-        return jittered(microseconds(self.republish_after) << min(times - 1, 10))
+        return jittered(microseconds(self.forwarder.republish_after) << min(times - 1, 10))
 
     # A broker that refuses.
 
@@ -312,7 +298,7 @@ class Publishing(Execution):
         while True:
             await pause(self._clock, round(self._pause * random.uniform(0.75, 1.25)))
             try:
-                await self.engine.reach()
+                await self.forwarder.reach()
             except Exception as error:
                 self._note_refusal(error)
                 self._refusals.clear()  # it was not the messages
@@ -343,13 +329,13 @@ class Publishing(Execution):
     # What was published.
 
     async def follow(self, outage: Outage, every: int) -> None:
-        """Let go of what was adopted, and publish again what should have been."""
+        """Look after what was published, for as long as this runs."""
         while True:
             await pause(self._clock, jittered(every))
             await self.look_after(outage)
 
     async def look_after(self, outage: Outage) -> None:
-        """One round of it."""
+        """Let go of what was adopted, and publish again what should have been."""
         known = list(self._published.values())
         for some in (known[n : n + ASKED_AT_ONCE] for n in range(0, len(known), ASKED_AT_ONCE)):
             pairs = [(each.run.claim.id, each.run.claim.lease) for each in some]
@@ -379,11 +365,13 @@ class Publishing(Execution):
             waiting.setdefault(whole_of(each.run.claim.queue), []).append(each)
         for queue in {whole_of(name) for name in self._slots.queues}:
             lying = waiting.get(queue, [])
-            overtaken = self._overtaken(queue, lying)
+            long_ago, begun = self._now() - UNBEGUN, self._begun_up_to.get(queue, 0)
+            overtaken = [each for each in lying if each.first_at <= long_ago and each.first_at < begun]
             for each in overtaken:
                 if each.times == 1:
                     each.again_at = self._now()
-            idle = self._idle(queue, lying)
+            lying_since = min((each.first_at for each in lying), default=self._now())
+            idle = self._now() - max(lying_since, self._begun_at.get(queue, 0))
             if idle >= UNBEGUN:
                 busy = f"no worker of the engine has begun one for {lasting(idle / SECOND)}"
                 self._tell(queue, lying, f"{busy}: none consumes the queue, or all are busy")
@@ -394,17 +382,6 @@ class Publishing(Execution):
                 self._tell(queue, overtaken, f"later ones have begun: {why} ({which})")
             else:
                 self.troubles.clear(unbegun_in(queue), "no more")
-
-    def _overtaken(self, queue: str, lying: list[_Published]) -> list[_Published]:
-        """Those that were published long ago, and before one that has begun."""
-        long_ago, begun = self._now() - UNBEGUN, self._begun_up_to.get(queue, 0)
-        return [each for each in lying if each.first_at <= long_ago and each.first_at < begun]
-
-    def _idle(self, queue: str, lying: list[_Published]) -> int:
-        """For how long messages have been there and none has begun."""
-        if not lying:
-            return 0
-        return self._now() - max(min(each.first_at for each in lying), self._begun_at.get(queue, 0))
 
     def _tell(self, queue: str, lying: list[_Published], words: str) -> None:
         many = "1 job is" if len(lying) == 1 else f"{len(lying):,} jobs are"
@@ -419,7 +396,7 @@ class Publishing(Execution):
         published.again_at = self._now() + self._patience(published.times)
         try:
             carried = await self._read_carried([claim.id])
-            await self.engine.publish(self.engine.message(claim, carried[claim.id]))
+            await self.forwarder.publish(self.forwarder.message(claim, carried[claim.id]))
         except StoreUnavailable:
             published.again_at = self._now()
         except Exception as error:
@@ -476,7 +453,7 @@ class Publishing(Execution):
         """The dispatcher stops: what was published is left to its messages, for as long as one would have waited."""
         leases = sorted({each.run.claim.lease for each in self._published.values()})
         if leases:
-            await self.store.renew(leases, max(self.republish_after, timedelta(seconds=1)))
+            await self.store.renew(leases, max(self.forwarder.republish_after, timedelta(seconds=1)))
             log.info(
                 "published jobs not known to have begun: %d; they are left to their messages", len(self._published)
             )

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from fairlane.errors import ConfigurationError, Dead, Retry, Signal
 from fairlane.forward.delivery import Delivery
-from fairlane.forward.forwarder import Forwarded, not_a_task, runs_with
+from fairlane.forward.forwarder import Forwarded, RoutedCall, RoutingForwarder, runs_with, unwritable
 from fairlane.forward.messages import HEADER, Message
-from fairlane.forward.routes import RoutedCall, RoutingForwarder, unwritable
 from fairlane.task import MOST_ATTEMPTS
 
 try:
@@ -48,6 +47,8 @@ class DramatiqForwarder(RoutingForwarder):
     """Has Dramatiq's workers run the jobs of an app. Create it in the module that they import."""
 
     engine = "Dramatiq"
+    task_type = dramatiq.Actor
+    declared_with = "@dramatiq.actor"
 
     def __init__(self, app: App, broker: dramatiq.Broker, **options: Any) -> None:
         super().__init__(app, **options)
@@ -62,12 +63,6 @@ class DramatiqForwarder(RoutingForwarder):
         broker.enqueue = self._enqueue  # type: ignore[method-assign]
 
     # What Dramatiq says.
-
-    def check(self, target: Any) -> None:
-        if not isinstance(target, dramatiq.Actor):
-            raise not_a_task(
-                "Dramatiq", target, "declare it with @dramatiq.actor, below @forwarder.route(…) if it has that"
-            )
 
     def name_of(self, target: Any) -> str:
         name: str = target.actor_name
@@ -145,9 +140,18 @@ class DramatiqForwarder(RoutingForwarder):
             if message is None:  # called by hand, or sent past Fairlane
                 return function(*args, **kwargs)
             delivery = self._begun(message)
-            if forwarded.retries == "engine":
-                return self._run_with_dramatiqs_retries(delivery, message, function)
-            return self._run_under_the_policy(delivery, message, function)
+            try:
+                with delivery.entered():
+                    value = function(*delivery.args, **delivery.kwargs)
+            except BaseException as error:
+                if forwarded.retries == "engine" and not isinstance(error, Signal):
+                    # Whether Dramatiq tries again it says later, to the middleware.
+                    self._watch.expect_an_end(message, delivery)
+                    raise
+                self._fail(delivery, message, error)
+                raise _skipped(message, "it failed, and Fairlane says how it goes on") from None
+            self.deliveries.done_sync(delivery, value)
+            return self._returned(message, value)
 
         return run
 
@@ -166,30 +170,6 @@ class DramatiqForwarder(RoutingForwarder):
         """Record that Dramatiq will not run it; else it would be published again, in vain."""
         with contextlib.suppress(SkipMessage):
             self.deliveries.failed_sync(self._begun(message), Dead("Dramatiq has set its message aside unread"))
-
-    def _run_under_the_policy(self, delivery: Delivery, message: Any, function: Callable[..., Any]) -> Any:
-        try:
-            with delivery.entered():
-                value = function(*delivery.args, **delivery.kwargs)
-        except BaseException as error:
-            self._fail(delivery, message, error)
-            raise _skipped(message, "it failed, and its queue's policy says how it goes on") from None
-        self.deliveries.done_sync(delivery, value)
-        return self._returned(message, value)
-
-    def _run_with_dramatiqs_retries(self, delivery: Delivery, message: Any, function: Callable[..., Any]) -> Any:
-        try:
-            with delivery.entered():
-                value = function(*delivery.args, **delivery.kwargs)
-        except Signal as signal:
-            self.deliveries.failed_sync(delivery, signal)
-            raise _skipped(message, "Fairlane was told how it goes on") from None
-        except BaseException:
-            # Whether Dramatiq tries again it says later, to the middleware.
-            self._watch.expect_an_end(message, delivery)
-            raise
-        self.deliveries.done_sync(delivery, value)
-        return self._returned(message, value)
 
     def _fail(self, delivery: Delivery, message: Any, error: BaseException) -> None:
         if isinstance(error, dramatiq.errors.Retry):
@@ -211,7 +191,9 @@ class DramatiqForwarder(RoutingForwarder):
     def _enqueue(self, message: Any, *, delay: int | None = None) -> Any:
         """`broker.enqueue`, which every message of Dramatiq's comes to, with what is routed kept for Fairlane."""
         if (delivery := self._watch.retried(message)) is not None:
-            self.deliveries.retried_sync(delivery, _reason(message), timedelta(milliseconds=delay or 0))
+            # The last line of the traceback that Dramatiq keeps with a message that it retries.
+            lines = (message.options.get("traceback") or "retried by Dramatiq").strip().splitlines()
+            self.deliveries.retried_sync(delivery, lines[-1], timedelta(milliseconds=delay or 0))
             return message
         task = self.routed(message.actor_name)
         if task is None and HEADER in message.options:  # a copy of one that was delivered
@@ -235,12 +217,6 @@ class DramatiqForwarder(RoutingForwarder):
             message = message.copy(queue_name=queue)  # under which its result is looked for
         # A job of the same unique key was there already, perhaps.
         return message.copy(message_id=str(job.id)) if task.options.unique is not None else message
-
-
-def _reason(message: Any) -> str:
-    """The last line of the traceback that Dramatiq keeps with a message that it retries."""
-    lines: list[str] = (message.options.get("traceback") or "retried by Dramatiq").strip().splitlines()
-    return lines[-1]
 
 
 def _skipped(message: Any, why: str) -> SkipMessage:

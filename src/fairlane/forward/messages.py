@@ -1,15 +1,15 @@
-"""What is published for a claimed job, and what a dispatcher asks of an engine to do so."""
+"""What is published for a claimed job: the message, what it carries, and the token by which its job is adopted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from fairlane.errors import FairlaneError, InvalidJob
-from fairlane.job import ENGINES_MESSAGE, Claim, stored_in, told_in, trace_of
+from fairlane.job import ENGINES_MESSAGE, stored_in, told_in, trace_of
 
 
 class Unpublishable(FairlaneError):
@@ -72,30 +72,6 @@ def as_carried(context: str | None, retries: int) -> Carried:
         own if isinstance(own, str) else None,
         retries,
     )
-
-
-def engines_own(text: str) -> dict[str, str]:
-    """What to add to a job's context, so that `text` comes back as the `own` of its message."""
-    return {ENGINES_MESSAGE: text}
-
-
-class Engine(Protocol):
-    """What the dispatcher asks of an engine."""
-
-    def message(self, claim: Claim, carried: Carried) -> Message:
-        """What is to be published for a claim; `Unpublishable` where that cannot be said."""
-        ...
-
-    async def publish(self, message: Message) -> None:
-        """Hand a message to the broker, and return once it has it. `Unpublishable`: its job dies. Any other error: the
-        broker refuses or is away, and the job goes back to its place. Never try again in here, and never for long."""
-        ...
-
-    async def reach(self) -> None:
-        """Raise if the broker cannot be reached."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 HEADER = "fairlane"

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from fairlane.declaration_checks import is_async
 from fairlane.errors import ConfigurationError, FairlaneError, Signal
 from fairlane.forward.delivery import Delivery
-from fairlane.forward.forwarder import Forwarded, answering, not_a_task, runs_with
+from fairlane.forward.forwarder import Forwarded, RoutedCall, RoutingForwarder, answering, runs_with, unwritable
 from fairlane.forward.messages import HEADER, Message
-from fairlane.forward.routes import RoutedCall, RoutingForwarder, unwritable
 from fairlane.worker.runs import Stop
 
 try:
@@ -59,6 +58,8 @@ class TaskiqForwarder(RoutingForwarder):
     """
 
     engine = "Taskiq"
+    task_type = AsyncTaskiqDecoratedTask
+    declared_with = "@broker.task"
 
     def __init__(self, app: App, broker: AsyncBroker, **options: Any) -> None:
         super().__init__(app, **options)
@@ -76,10 +77,6 @@ class TaskiqForwarder(RoutingForwarder):
         self._has_started = False
 
     # What Taskiq says.
-
-    def check(self, target: Any) -> None:
-        if not isinstance(target, AsyncTaskiqDecoratedTask):
-            raise not_a_task("Taskiq", target, "declare it with @broker.task, below @forwarder.route(…) if it has that")
 
     def name_of(self, target: Any) -> str:
         name: str = target.task_name

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fairlane.errors import ConfigurationError
 
-__all__ = ["missing"]
-
 
 def missing(extra: str, error: ImportError) -> ConfigurationError:
     """What to say where the package of an integration is not installed."""

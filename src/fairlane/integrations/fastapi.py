@@ -7,10 +7,9 @@ from typing import Annotated, Any, TypeVar, get_args
 
 from fairlane.app import App
 from fairlane.errors import ConfigurationError
-from fairlane.handle import Enqueued, Job
 from fairlane.integrations.extras import missing
 from fairlane.integrations.starlette import answer_back_pressure, app_of, lifespan, stop_process
-from fairlane.task import Call, not_a_call
+from fairlane.task import Call, Enqueued, Job, not_a_call
 
 try:
     from fastapi import Depends, params

@@ -13,7 +13,6 @@ from urllib.parse import quote, urlencode
 from weakref import WeakKeyDictionary
 
 from fairlane.errors import ConfigurationError
-from fairlane.handle import Enqueued
 from fairlane.integrations.extras import missing
 from fairlane.job import Outcome
 from fairlane.task import Call, Producer
@@ -22,6 +21,7 @@ try:
     from sqlalchemy import URL, Connection, Engine, event, make_url
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, SessionTransaction, scoped_session
+    from sqlalchemy.util import await_only
 except ImportError as error:
     raise missing("sqlalchemy", error) from error
 
@@ -91,7 +91,7 @@ def _sqlite(url: URL) -> str:
 
 
 def _postgres(url: URL) -> str:
-    given = {name: _several(value) for name, value in url.query.items()}
+    given = {name: [value] if isinstance(value, str) else list(value) for name, value in url.query.items()}
     hosts = _hosts(url, given.pop("host", []), given.pop("port", []))
     if "ssl" in given:  # what SQLAlchemy hands to asyncpg under the name of its argument
         given["sslmode"] = given.pop("ssl")
@@ -116,25 +116,19 @@ def _hosts(url: URL, named: Sequence[str], ports: Sequence[str]) -> str:
     of_each = [part for each in ports for part in each.split(",")] or [str(url.port or "")]
     if len(of_each) == 1:
         of_each *= len(listed)
-    return ",".join(_host(*_with_port(host, port)) for host, port in zip(listed, of_each, strict=True))
-
-
-def _with_port(host: str, port: str) -> tuple[str, str]:
-    name, colon, own = host.rpartition(":")
-    return (name, own) if colon and own.isdigit() and not host.startswith("/") and ":" not in name else (host, port)
+    return ",".join(_host(host, port) for host, port in zip(listed, of_each, strict=True))
 
 
 def _host(host: str, port: str) -> str:
+    name, colon, own = host.rpartition(":")
+    if colon and own.isdigit() and not host.startswith("/") and ":" not in name:
+        host, port = name, own
     shown = f"[{host}]" if ":" in host and not host.startswith(("/", "[")) else _quoted(host, "[]:")
     return f"{shown}:{port}" if port else shown
 
 
 def _quoted(text: str, safe: str = "") -> str:
     return quote(text, safe=safe)
-
-
-def _several(value: str | tuple[str, ...]) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
 
 
 # Enqueueing after the commit, where the jobs are in another database.
@@ -151,10 +145,13 @@ def enqueue_after_commit(session: AnySession, *calls: Call[Any]) -> None:
             raise ConfigurationError(f"enqueue_after_commit takes calls, task.call(…), not a {type(call).__name__}")
         if call.options.tx is not None:
             raise ConfigurationError(f"{call!r} names a transaction of its own, with tx=; enqueue it there")
-    found = _blocking_session(session)
-    if isinstance(session, Session | scoped_session):
-        _refuse_in_event_loop()
-    _follower_of(found).add(found, calls)
+    if isinstance(session, Session | scoped_session) and _is_in_event_loop() and not _is_in_greenlet():
+        raise ConfigurationError(
+            "enqueue_after_commit: a Session that commits inside of an event loop blocks it; use an AsyncSession"
+        )
+    found: Any = session() if isinstance(session, scoped_session | async_scoped_session) else session
+    blocking: Session = found.sync_session if isinstance(found, AsyncSession) else found
+    _follower_of(blocking).add(blocking, calls)
 
 
 class _Follower:
@@ -205,20 +202,14 @@ def _outer(savepoint: SessionTransaction) -> SessionTransaction:
     return outer
 
 
-def _blocking_session(session: AnySession) -> Session:
-    found: Any = session
-    if isinstance(found, scoped_session | async_scoped_session):
-        found = found()
-    return found.sync_session if isinstance(found, AsyncSession) else found
-
-
 def _enqueue(calls: Iterable[Call[Any]]) -> None:
     by_app: dict[Producer, list[Call[Any]]] = {}
     for call in calls:
         by_app.setdefault(call.task.producer, []).append(call)
     for app, its_own in by_app.items():
         try:
-            report = _enqueued(app, its_own)
+            enqueueing = app.enqueue_many(its_own)
+            report = await_only(enqueueing) if _is_in_event_loop() else app.run_blocking(enqueueing)
         except Exception:
             # Whose arguments they are, a log need not know.
             names = ", ".join(call.task.name for call in its_own)
@@ -227,21 +218,6 @@ def _enqueue(calls: Iterable[Call[Any]]) -> None:
         for call, job in zip(its_own, report, strict=True):
             if job.outcome in (Outcome.REFUSED, Outcome.FULL):
                 log.error("the session has committed, and a job of %s was refused: %r", call.task.name, job)
-
-
-def _enqueued(app: Producer, calls: list[Call[Any]]) -> Enqueued[Any]:
-    if not _is_in_event_loop():
-        return app.run_blocking(app.enqueue_many(calls))
-    from sqlalchemy.util import await_only
-
-    return await_only(app.enqueue_many(calls))
-
-
-def _refuse_in_event_loop() -> None:
-    if _is_in_event_loop() and not _is_in_greenlet():
-        raise ConfigurationError(
-            "enqueue_after_commit: a Session that commits inside of an event loop blocks it; use an AsyncSession"
-        )
 
 
 def _is_in_event_loop() -> bool:

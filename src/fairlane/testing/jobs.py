@@ -20,7 +20,6 @@ from fairlane.clock import Instant, ManualClock, microseconds
 from fairlane.declaration_checks import checked_time
 from fairlane.enqueue import Stamp
 from fairlane.errors import ConfigurationError, UndecodablePayload, UnknownQueue
-from fairlane.handle import Enqueued
 from fairlane.job import Claim, JobRecord, State
 from fairlane.operations.requests import find_jobs
 from fairlane.parameters import checked, shown
@@ -30,7 +29,7 @@ from fairlane.queue import partitions_served
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
-from fairlane.task import Call, Task
+from fairlane.task import Call, Enqueued, Task
 from fairlane.waits import Outage
 from fairlane.worker.claims import QueueSlots, Slots
 from fairlane.worker.execution import Execution
@@ -117,7 +116,7 @@ async def _bounded(
     store = await app.opened()
     options = options.serving(app.queue_names)
     served = await partitions_served(store, [share.name for share in options.shares], app.queue_names)
-    slots = Slots(options.shares, options.concurrency, options.order, _none, served)
+    slots = Slots(options.shares, options.concurrency, options.order, lambda: 0, served)
     runner = Runner(app, store, await app.stamper(), slots, schedules)
     try:
         async with asyncio.timeout(timeout):
@@ -138,10 +137,6 @@ def _manual(app: App, what: str) -> ManualClock:
             f"App(…, clock=ManualClock()), or in_memory(app)"
         )
     return app.clock
-
-
-def _none() -> int:
-    return 0
 
 
 class Runner:
@@ -176,14 +171,16 @@ class Runner:
             await self._settling.all_settled()
             if self._has_ended:
                 continue  # what has ended since the last look may have opened a limit, or enqueued something
-            if not advance or (until is None and await self._is_done()) or not self._move_on(until):
+            if not advance:
                 return self._ran
-
-    async def _is_done(self) -> bool:
-        """Whether no job is left: what is due then is upkeep, such as a lease that nobody needs any more."""
-        left = (State.SCHEDULED, State.READY, State.RUNNING)
-        pages = [await find_jobs(self._store, JobFilter(state=each), limit=1) for each in left]
-        return not any(page.jobs or page.after for page in pages)
+            if until is None:
+                # Where no job is left, what is due is upkeep, such as a lease that nobody needs any more.
+                left = (State.SCHEDULED, State.READY, State.RUNNING)
+                pages = [await find_jobs(self._store, JobFilter(state=each), limit=1) for each in left]
+                if not any(page.jobs or page.after for page in pages):
+                    return self._ran
+            if not self._move_on(until):
+                return self._ran
 
     async def _start_all(self) -> bool:
         """Start what can start now. Returns whether something may have been missed."""
@@ -361,13 +358,27 @@ async def enqueued_jobs(
     store = await app.opened()
     found: list[JobRecord] = []
     after: str | None = None
-    while True:
-        page = await find_jobs(store, JobFilter(queue=queue, task=name), after, PAGE)
+    while (page := await find_jobs(store, JobFilter(queue=queue, task=name), after, PAGE)).after is not None:
         found += page.jobs
         after = page.after
-        if after is None:
-            break
+    found += page.jobs
     return [EnqueuedJob(record, _arguments(app, record)) for record in reversed(found)]
+
+
+def _arguments(app: App, record: JobRecord) -> Mapping[str, Any]:
+    task = app.registry.find(record.task)
+    try:
+        return {} if task is None else _read(task, record.payload)
+    except UndecodablePayload:
+        return {}
+
+
+def _read(task: Task[..., Any], payload: bytes) -> Mapping[str, Any]:
+    """What each parameter is given, as a worker would see it."""
+    args, kwargs = task.codec.decode_call(payload)
+    bound = task.codec.signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
 
 
 @checked(unchecked=["expected", "queue"])
@@ -387,7 +398,9 @@ async def assert_enqueued(
     """
     _check_queue(app, queue)
     task = _task_named(app, "assert_enqueued", expected)
-    wanted = _bound(expected.task, expected.args, expected.kwargs) if isinstance(expected, Call) else None
+    wanted = None
+    if isinstance(expected, Call):  # through JSON, which may make something else of an argument
+        wanted = _read(task, task.codec.encode_call(expected.args, expected.kwargs, 1 << 30))
     carried = canonical_keys(keys) if keys is not None else {}
     fitting = [
         job
@@ -405,38 +418,11 @@ async def assert_enqueued(
     what = repr(expected) if isinstance(expected, Call) else task.name
     many = "no job" if not fitting else f"{len(fitting)} job{'s' * (len(fitting) > 1)}"
     asked = "" if count is None else f", where {count} should be"
-    raise AssertionError(f"{many} of {what}{beside} enqueued{asked}; {_told(await enqueued_jobs(app))}")
-
-
-def _told(jobs: Sequence[EnqueuedJob]) -> str:
-    if not jobs:
-        return "nothing was enqueued at all"
+    jobs = await enqueued_jobs(app)
     listed = "".join(f"\n  {job!r}" for job in jobs[:SHOWN])
     more = f"\n  and {len(jobs) - SHOWN} more" if len(jobs) > SHOWN else ""
-    return f"enqueued were:{listed}{more}"
-
-
-def _arguments(app: App, record: JobRecord) -> Mapping[str, Any]:
-    task = app.registry.find(record.task)
-    if task is None:
-        return {}
-    try:
-        args, kwargs = task.codec.decode_call(record.payload)
-    except UndecodablePayload:
-        return {}
-    return _bound_as_is(task, args, kwargs)
-
-
-def _bound(task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of a call as a worker would see them: what goes through JSON may come back as something else."""
-    payload = task.codec.encode_call(tuple(args), dict(kwargs), 1 << 30)
-    return _bound_as_is(task, *task.codec.decode_call(payload))
-
-
-def _bound_as_is(task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    bound = task.codec.signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound.arguments
+    told = f"enqueued were:{listed}{more}" if jobs else "nothing was enqueued at all"
+    raise AssertionError(f"{many} of {what}{beside} enqueued{asked}; {told}")
 
 
 def _check_queue(app: App, queue: object) -> None:

@@ -10,9 +10,12 @@ import inspect
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
+from msgspec import structs
+
 from fairlane.clock import SECOND, Instant, duration_of, duration_text
 from fairlane.errors import ConfigurationError
 from fairlane.parameters import checked, shown
+from fairlane.policy.gates import is_whole
 from fairlane.policy.keys import canonical_keys
 from fairlane.policy.policy import Policy
 from fairlane.queue import Queue
@@ -52,7 +55,7 @@ def arrivals(
     """Jobs of one key: `arrivals(500, account="acme")` are there from the beginning; `every="20ms"` they come one by
     one, or `poisson=50.0`, so many a second at random times. `numbers` are what they bring along for a policy that
     takes numbers from jobs, by the name of the limit: `{"concurrency:account": 8, "weight": 4}`."""
-    if not _is_a_number_of_jobs(jobs):
+    if not is_whole(jobs) or jobs < 0:
         raise ConfigurationError(f"arrivals({shown(jobs)}, …): give a number of jobs")
     named = ", ".join(f"{name}={value}" for name, value in keys.items()) or "jobs"
     return JobClass(
@@ -67,10 +70,6 @@ def arrivals(
         task=task,
         numbers=dict(numbers or {}),
     )
-
-
-def _is_a_number_of_jobs(given: object) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool) and given >= 0
 
 
 @checked(unchecked=["queue"])
@@ -97,16 +96,10 @@ def try_policy(
     classes = [each for given in coming for each in (given.classes if isinstance(given, Workload) else (given,))]
     for each in classes:
         _check_class(policy, each)
-    named = tuple(_renamed(each, nth) for nth, each in enumerate(classes))
-    recording = record(
-        policy,
-        Workload(classes=named, seed=seed),
-        slots=slots,
-        claim_time=claim_time,
-        settle_time=settle_time,
-        until=until,
-    )
-    return Trial(recording)
+    # Two arrivals that are alike are two classes all the same.
+    named = tuple(structs.replace(each, name=f"{nth}: {each.name}") for nth, each in enumerate(classes))
+    workload = Workload(classes=named, seed=seed)
+    return Trial(record(policy, workload, slots=slots, claim_time=claim_time, settle_time=settle_time, until=until))
 
 
 def _check_class(policy: Policy, each: object) -> None:
@@ -146,12 +139,6 @@ def _check_key(policy: Policy, name: str) -> None:
             f"try_policy: queue {policy.queue!r} does not look at the key {name!r}, with which jobs arrive; {remedy} "
             f"To have figures by it, declare it: app.queue({policy.queue!r}, keys=({name!r}, …))"
         )
-
-
-def _renamed(each: JobClass, nth: int) -> JobClass:
-    # Two arrivals that are alike are two classes all the same.
-    fields = {name: getattr(each, name) for name in each.__struct_fields__}
-    return JobClass(**(fields | {"name": f"{nth}: {each.name}"}))
 
 
 class Trial:

@@ -33,7 +33,6 @@ from fairlane.errors import (
     Snooze,
     StoreUnavailable,
 )
-from fairlane.handle import Enqueued
 from fairlane.job import Claim, Landed, StampedEffects
 from fairlane.loop_thread import CallerThread, refuse_inside_a_loop
 from fairlane.parameters import checked
@@ -51,7 +50,7 @@ from fairlane.scheduler.settlement import (
     settle,
 )
 from fairlane.store.protocol import Landings, Store
-from fairlane.task import LONGEST_DELAY, Call, Task
+from fairlane.task import LONGEST_DELAY, Call, Enqueued, Task
 
 NOTHING = StampedEffects()
 REMEMBERED = 100

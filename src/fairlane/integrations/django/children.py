@@ -10,8 +10,6 @@ from typing import Any
 
 from fairlane.integrations.django.project import project_app
 
-__all__: list[str] = []
-
 project_app()
 
 

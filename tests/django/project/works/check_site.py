@@ -15,7 +15,7 @@ from django.test import AsyncClient, Client, TransactionTestCase, override_setti
 
 from fairlane.errors import ConfigurationError
 from fairlane.integrations.django.dashboard import with_dashboard
-from fairlane.integrations.django.settings import load_settings
+from fairlane.integrations.django.project import load_settings
 from fairlane.integrations.django.testing import run_jobs
 from works.tasks import write
 

@@ -9,8 +9,6 @@ from django.utils.html import format_html
 from django import template
 from fairlane.integrations.django.project import project_app
 
-__all__ = ["fairlane_dashboard", "register"]
-
 register = template.Library()
 
 

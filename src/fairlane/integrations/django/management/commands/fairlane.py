@@ -14,8 +14,6 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from fairlane.cli.program import COMMANDS, program
 
-__all__ = ["Command"]
-
 APP = "fairlane.integrations.django:app"
 DJANGO_OPTIONS = ("--settings", "--pythonpath")
 HELP = """\
