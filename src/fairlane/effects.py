@@ -12,7 +12,7 @@ from fairlane.codec import decode_value, encode_value
 from fairlane.errors import InvalidJob, InvalidValue
 from fairlane.job import FollowUp, Landed, Outcome, StampedEffects
 from fairlane.parameters import known_options, shown
-from fairlane.policy.gates import is_whole
+from fairlane.policy.limits import is_whole
 from fairlane.store import records
 from fairlane.store.protocol import Store
 

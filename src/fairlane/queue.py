@@ -31,7 +31,18 @@ from fairlane.policy.partitions import parse_partition, partition_for, partition
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.explain import Explanation
-from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome, Released, Retried, Settlement, Snoozed, settle
+from fairlane.scheduler.settlement import (
+    Backoff,
+    Cancelled,
+    Died,
+    Done,
+    Outcome,
+    Released,
+    Retried,
+    Settlement,
+    Snoozed,
+    settle,
+)
 from fairlane.store.protocol import Claimed, Landings, Listener, Looked, Store, WorkerIdentity
 from fairlane.task import LONGEST_DELAY, Duration, Registry
 from fairlane.waits import ANSWER_WITHIN, Outage, first_of, jittered, pause

@@ -34,7 +34,7 @@ from fairlane.errors import (
 from fairlane.job import RESERVED, AttemptRecord, JobRecord, NewJob, Outcome, State
 from fairlane.parameters import check_value, known_options, shown
 from fairlane.policy.backlog import FullBacklog, Verdicts
-from fairlane.policy.gates import is_whole
+from fairlane.policy.limits import is_whole
 from fairlane.policy.unique import Conflict, OnReplayConflict, Unique, checked_on_replay_conflict
 from fairlane.redaction import Redact
 from fairlane.scheduler.explain import Explanation, explain

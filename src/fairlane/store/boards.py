@@ -23,7 +23,9 @@ import msgspec
 
 from fairlane.clock import Clock, Instant
 from fairlane.errors import SchemaTooNew, StoreLost, StoreUnavailable
-from fairlane.scheduler.resident import MOST_RESIDENT, ResidentBoard
+from fairlane.policy.policy import Policy
+from fairlane.scheduler.resident import MOST_RESIDENT, Found, ResidentBoard
+from fairlane.scheduler.snapshot import Ask
 
 KEPT_EVERY = 100_000
 """Microseconds after which the latest instant is stored again."""
@@ -119,6 +121,17 @@ MOST_WHOLE = 2_000
 CHECKPOINT_AT = 20_000
 """Pieces that differ from the tables, and bytes of the journal, after which the tables are written."""
 CHECKPOINT_BYTES = 4 * 2**20
+
+
+def as_read(policy: Policy, found: Found) -> ResidentBoard:
+    """A board from its tables. A small one is read as a whole, so that they need not be asked from then on; of a larger
+    one nothing is kept that was read."""
+    is_whole = max(len(found.flows), len(found.lanes), len(found.gates)) <= MOST_WHOLE
+    board = ResidentBoard(policy, is_whole=is_whole)
+    if is_whole:
+        board.adopt(found, Ask())
+    return board
+
 
 PLANS_AT_MOST = 50
 """How often a claim is planned anew because a job it had planned was cancelled meanwhile."""

@@ -15,8 +15,8 @@ from msgspec import structs
 from fairlane.clock import SECOND, Instant, duration_of, duration_text
 from fairlane.errors import ConfigurationError
 from fairlane.parameters import checked, shown
-from fairlane.policy.gates import is_whole
 from fairlane.policy.keys import canonical_keys
+from fairlane.policy.limits import is_whole
 from fairlane.policy.policy import Policy
 from fairlane.queue import Queue
 from fairlane.simulation.measures import Simulation, measure, most_at_once, most_within, share_when_all_wait
