@@ -64,7 +64,7 @@ INDEXES = {
     "finish_job": set(),
     "finish_jobs": set(),
     "finish_with_result": set(),
-    "select_finished": {"jobs_by_end"},
+    "select_held": {"sqlite_autoindex_jobs_1"},
     "delete_job": set(),
     "delete_attempts": {"attempts_by_job"},
     "delete_uniques_of_job": {"uniques_of_job"},
