@@ -25,7 +25,7 @@ from fairlane.operations.metrics import limits_waited_for
 from fairlane.operations.requests import find_jobs
 from fairlane.policy import Policy
 from fairlane.policy.partitions import Phase, begun, phase_of
-from fairlane.store import operators, records, schedules
+from fairlane.store import health, operators, policies, records, repartition, schedules, upkeep
 from fairlane.store.audit import Note
 from fairlane.store.postgres.grants import ROLES, grants
 from fairlane.store.procedures import Work
@@ -54,7 +54,7 @@ NEEDS = {
     """,
     "operator": """
         amend amend_schedule apply ask attempts audit cancel cancel_jobs check_waiting divide end_session
-        find_jobs force gates_of_strays is_session_ended job lanes now policy purge queues reap rehome replay
+        find_jobs force gates_that_move is_session_ended job lanes now policy purge queues reap rehome replay
         retry_now schedules time
     """,
 }
@@ -267,21 +267,21 @@ async def keep_up(worker: App, queue: Queue) -> None:
     await worker.registry["deliver"].enqueue("by hand")
     (claim,) = await queue.claim(1)
     await queue.renew([claim])
-    await store.held([(claim.id, uuid.uuid4())])
+    await store.run(records.held([(claim.id, uuid.uuid4())]))
     await store.claims_beside(identity.id, [])
     await find_jobs(store, JobFilter(state=State.READY), None, 1)
     await limits_waited_for(store, [claim._claim])
     await store.wake_another(claim.queue, identity.id)
     await queue.ack([claim])
     for name in await store.run(records.queues()):
-        await store.count_gates(name)
-        await store.recount(name)
+        await store.run(upkeep.count_gates(name))
+        await store.run(upkeep.recount(name))
         await store.collect(name)
         await store.tally(name)
         await store.counts(name)
-        await store.traces(name, [], [])
+        await store.run(health.traces(name, [], []))
     await store.reap()
-    await store.report(identity, None)
+    await store.run(records.report(identity.id, None))
     await store.run(records.contexts([claim.id]))
     await store.run(records.retries([claim.id]))
     listener = await store.listen(identity)
@@ -306,7 +306,8 @@ async def divide(roles: Roles, worker: App) -> None:
         assert await worker.values.get("dead") == 1
         first = await own.policy("email")
         assert first is not None
-        await own.divide(begun(first.policy, 4, ("account",)), first.version, (), Note(actor="ann", action="partition"))
+        note = Note(actor="ann", action="partition")
+        await repartition.divide(own, begun(first.policy, 4, ("account",)), first.version, (), note)
     await until_found(lambda: _is_divided(worker, store))
     found = await store.policy("email__p3")
     assert found is not None
@@ -338,7 +339,7 @@ async def look(roles: Roles) -> None:
         await look_at(app, operations)
         names = await store.run(records.queues())
         await store.counts("webhooks")
-        await store.traces("webhooks", [], [])
+        await store.run(health.traces("webhooks", [], []))
         await store.run(records.given([]))
         await store.run(records.policy_versions(names))
     for command in (
@@ -402,7 +403,7 @@ async def act(roles: Roles, producer: App) -> None:
         await store.cancel(later.id, Note(actor="ann", action="cancel"))
         found = await store.policy("engine")
         assert found is not None
-        await store.check_waiting(found.policy)
+        await store.run(policies.check_waiting(found.policy))
         await store.apply(Policy("engine", limits=(Concurrency(3),)), Note(actor="ann", action="apply"))
 
 

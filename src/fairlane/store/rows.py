@@ -77,6 +77,11 @@ def gate_parameters(row: GateRow, queue: int) -> Row:
     return (queue, row.id, row.limit, encode(row.key), *astuple(row)[3:])
 
 
+def texts(value: str | Sequence[str]) -> tuple[str, ...]:
+    """A list of texts, which one store hands out as JSON."""
+    return tuple(msgspec.json.decode(value, type=list[str]) if isinstance(value, str) else value)
+
+
 def record_of(row: Sequence[Any]) -> JobRecord:
     """A row of `select_job` as people see it."""
     job, queue, task, state, priority, keys, *rest, is_cancelled, replays, has_on_dead, context = row

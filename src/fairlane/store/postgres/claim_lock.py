@@ -115,6 +115,9 @@ class Loaded:
                     self.stored: int = i8
                     self._bounds(*keys.split())
 
+    def events(self, forced: list[Forced]) -> Events:
+        return Events(self.now, self.state, self.arrivals, self.releases, forced, self.policy_since)
+
     def _bounds(
         self, oldest: str, applied_at: str, xid: str, floor: str, release: str, snapshot: str, forgets: str
     ) -> None:
@@ -302,8 +305,7 @@ class Scheduling:
         self, loaded: Loaded, want: int, *, lag: int = 0, listens: bool = False, ahead: int | None = None
     ) -> Plan:
         """Fold what has happened and start up to `want` jobs, on the board in memory: it is written, or forgotten."""
-        board, happened = loaded.board, (loaded.arrivals, loaded.releases, loaded.forced, loaded.policy_since)
-        events = Events(loaded.now, loaded.state, *happened)
+        board, events = loaded.board, loaded.events(loaded.forced)
         # Until it is written, what the plan leaves of the board is nobody's.
         board.mark = None
         try:

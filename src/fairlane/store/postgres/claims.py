@@ -26,10 +26,11 @@ from msgspec.structs import replace
 from fairlane.clock import Instant
 from fairlane.job import Claim
 from fairlane.scheduler.plan import paces_of
+from fairlane.store import policies
 from fairlane.store.boards import PLANS_AT_MOST, Boards, Checkpoints, Raced
-from fairlane.store.postgres import operators
 from fairlane.store.postgres.claim_lock import Holder, Loaded, QueueHandle, Scheduling, deal
 from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, Session, StoreClock, hang_up
+from fairlane.store.postgres.procedures import perform_locked
 from fairlane.store.postgres.settlements import Carriage, Passenger
 from fairlane.store.postgres.wakeups import PostgresListener, Watch, observe_producers
 from fairlane.store.protocol import Choice, Claimed, Looked, WorkerIdentity
@@ -181,7 +182,7 @@ class Claimer:
             await scheduling.begin()
         if loaded.expired:
             # First there is to be a board without them, for everybody; then the claim is planned anew.
-            await operators.expire(scheduling, loaded)
+            await perform_locked(scheduling, policies.end_overrides(loaded.policy, loaded.expired, loaded.now))
             await scheduling.connection.execute("commit")
             raise Raced
         want = max(me.asked, min(SLOTS_AT_MOST, sum(holder.asked for holder in holders)))

@@ -20,7 +20,7 @@ from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob, InvalidJob
 from fairlane.job import NewJob, State, Until
 from fairlane.policy.keys import KEYS_REMEMBERED
-from fairlane.policy.unique import Admission, Conflict, Ended, Holder, OnReplayConflict, Readmission, admit, readmit
+from fairlane.policy.unique import Admission, Conflict, Holder, admit
 from fairlane.store.postgres.caller_transactions import OwnJson
 from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, StoreClock
 from fairlane.store.rows import encode, no_such_job
@@ -176,45 +176,8 @@ async def take(connection: Connection, admission: Admission) -> None:
         for key, job in admission.taken.items()
         if (unique := job.unique) is not None
     ]
-    await _take(connection, taken, is_first_time=True)
-
-
-async def take_back(connection: Connection, readmission: Readmission) -> None:
-    """Write down that jobs which are put back have their keys again."""
-    taken = [(key, each.job, each.digest, each.until, None) for key, each in readmission.taken.items()]
-    await _take(connection, taken, is_first_time=False)
-
-
-async def _take(connection: Connection, taken: Sequence[tuple[object, ...]], *, is_first_time: bool) -> None:
     if taken:
-        await connection.execute(STATEMENTS["take_uniques"], *zip(*taken, strict=True), is_first_time)
-
-
-async def readmitted(
-    connection: Connection,
-    jobs: Sequence[UUID],
-    now: Instant | None,
-    on_conflict: OnReplayConflict,
-    earlier: Mapping[bytes, Holder],
-    *,
-    takes: bool = True,
-) -> Readmission:
-    """Which of these jobs may come back, as far as their unique keys are concerned.
-
-    If they are to come back (`takes`), the keys stay locked until the transaction ends.
-    """
-    rows = await connection.fetch(STATEMENTS["select_unique_jobs"], jobs)
-    if not rows:
-        return Readmission({}, {}, {}, {})
-    keys = sorted({row["key"] for row in rows})
-    if takes:
-        await connection.execute(STATEMENTS["lock_uniques"], keys)
-        # What they are by now: whoever had the lock may have put some of them back.
-        rows = await connection.fetch(STATEMENTS["select_unique_jobs"], jobs)
-    found = await connection.fetch(STATEMENTS["select_holders"], keys, now)
-    holders = {row["id"]: _holder(row) for row in found if row["job"] is not None}
-    ended = [Ended(row["job"], row["key"], Until(row["until"]), row["digest"]) for row in rows]
-    return readmit(ended, holders, found[0]["now"], on_conflict, earlier)
+        await connection.execute(STATEMENTS["take_uniques"], *zip(*taken, strict=True), True)
 
 
 def _keys(jobs: Sequence[NewJob]) -> list[bytes]:

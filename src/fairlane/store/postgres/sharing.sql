@@ -291,7 +291,7 @@ cross join lateral (
 where s.queue_id = $1::integer
 
 -- name: select_policies
--- Every queue with its policy, its overrides and the shared limits that it names.
+-- Queues with their policies, their overrides and the shared limits that they name. $1 which queues, or null: all of them
 select q.name, q.policy, q.version,
     array(select o.document from fairlane.overrides o where o.queue_id = q.id order by o.id) as overrides,
     array(
@@ -302,4 +302,5 @@ select q.name, q.policy, q.version,
         order by l.name
     ) as shared
 from fairlane.queues q
+where $1::text[] is null or q.name = any ($1)
 order by q.name

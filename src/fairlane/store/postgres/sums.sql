@@ -23,13 +23,11 @@ cross join lateral (
 ) uncounted
 where q.name = $1::text
 
--- name: guard_tallying
--- It is done again if a crash loses it; and whoever falls silent in the middle must not keep its turn for good.
-set local synchronous_commit = off;
-set local idle_in_transaction_session_timeout = '60s'
-
 -- name: take_turn_at_tallying
-select pg_try_advisory_xact_lock(1717660020, $1::integer)
+-- How many claims may be added up at once; 0: somebody else is at it. It is done again if a crash loses it; and whoever falls
+-- silent in the middle must not keep its turn for good. $1 queue
+select case when pg_try_advisory_xact_lock(1717660020, $1::integer) then 2147483647 else 0 end,
+    set_config('synchronous_commit', 'off', true), set_config('idle_in_transaction_session_timeout', '60s', true)
 
 -- name: select_queue_figures
 select f.counted, f.counted_at, f.kept, f.held, f.hours

@@ -154,7 +154,7 @@ where queue = ?
 delete from gates
 where queue = ?
 
--- name: walk_lanes
+-- name: walk_idle_lanes
 -- Collection walks the lanes a stretch at a time: an index of idle ones would have to be written again and again.
 select id, ready, in_flight, standing = 0 and ready <= 0 and in_flight <= 0
 from lanes
@@ -166,7 +166,7 @@ limit ?3
 delete from lanes
 where queue = ? and id = ?
 
--- name: walk_flows
+-- name: walk_idle_flows
 -- Without lanes, and its tag behind the queue's virtual time: forgetting it gives no credit. A weight that a job brought
 -- along outlives its jobs for a time, ?5: others of its key may be due later.
 select id,
@@ -183,7 +183,7 @@ limit ?3
 delete from flows
 where queue = ? and id = ?
 
--- name: walk_gates
+-- name: walk_idle_gates
 -- A number that a job brought along outlives its jobs for a time, ?5: others of its key may be due later.
 select id, in_flight <= 0 and waiting <= 0 and awake <= 0 and tat <= ?4 - (value is not null) * ?5
 from gates
