@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from textwrap import dedent
@@ -131,12 +131,12 @@ def _ref(wanted: type) -> Schema:
 
 def _components(types: Iterable[type], *, is_sent: bool) -> dict[str, Schema]:
     _, found = msgspec.json.schema_components(list(types), ref_template=REF)
-    classes = {each.__name__: each for each in _classes(types)}
+    classes = _classes(types)
     for name, schema in found.items():
         properties = schema.get("properties", {})
         for member, words in _members(classes.get(name)).items():
             if member in properties:
-                properties[member]["description"] = words
+                properties[member].setdefault("description", words)
         if not is_sent and properties:
             # What may be left out by those who send is always there in what we say, unless it is declared otherwise.
             schema["required"] = [each for each in properties if each not in _optional(classes.get(name))]
@@ -145,25 +145,21 @@ def _components(types: Iterable[type], *, is_sent: bool) -> dict[str, Schema]:
     return dict(found)
 
 
-def _classes(types: Iterable[Any]) -> Iterator[type]:
-    """Every class that these are made of."""
-    seen: set[type] = set()
+def _classes(types: Iterable[Any]) -> dict[str, type]:
+    """Every class that these are made of, by name."""
+    found: dict[str, type] = {}
     waiting: list[Any] = [msgspec.inspect.type_info(each) for each in types]
     while waiting:
-        info = waiting.pop()
-        found = getattr(info, "cls", None)
-        if found is not None:
-            if found in seen:
-                continue
-            seen.add(found)
-            yield found
-        waiting += _parts(info)
-
-
-def _parts(info: Any) -> Sequence[Any]:
-    fields = [field.type for field in getattr(info, "fields", ())]
-    one = [part for name in ("item_type", "key_type", "value_type") if (part := getattr(info, name, None)) is not None]
-    return [*fields, *one, *getattr(info, "types", ()), *getattr(info, "item_types", ())]
+        match waiting.pop():
+            case tuple() as several:
+                waiting += several
+            case msgspec.inspect.Type() | msgspec.inspect.Field() as info:
+                declared = getattr(info, "cls", None)
+                if declared is None or declared.__name__ not in found:
+                    waiting += msgspec.structs.asdict(info).values()
+                if declared is not None:
+                    found[declared.__name__] = declared
+    return found
 
 
 def _optional(wanted: type | None) -> set[str]:
@@ -176,7 +172,8 @@ def _optional(wanted: type | None) -> set[str]:
 def _members(wanted: type | None) -> Mapping[str, str]:
     """What the docstring below each member says."""
     words: dict[str, str] = {}
-    for each in reversed(wanted.__mro__ if wanted is not None else ()):
+    bases = reversed(wanted.__mro__ if wanted is not None else ())
+    for each in (part for base in bases for part in (*base.__dict__.get("sources", ()), base)):
         if not each.__module__.startswith("fairlane."):
             continue
         try:
@@ -187,5 +184,5 @@ def _members(wanted: type | None) -> Mapping[str, str]:
         for member, after in zip(body.body, body.body[1:], strict=False):
             match member, after:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    words[name] = " ".join(text.split())
+                    words[name] = " ".join(text.split()).replace("`None`", "`null`")
     return words
