@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from itertools import groupby
 from pathlib import Path
@@ -21,9 +22,8 @@ from uuid import uuid4
 
 import msgspec
 
-from fairlane.demo.acts import ACTS, WHALE, Act, Figures, Promise, Run, Workload, judge, measure
-from fairlane.demo.app import make_app
-from fairlane.demo.stage import STAGE_VARIABLE, LedgerReader, count_ready, raise_curtain
+from fairlane.demo.acts import ACTS, Act, Figures, Promise, Run, Workload, class_of, judge, measure
+from fairlane.demo.app import CURTAIN, STAGE_VARIABLE, LedgerReader, make_app
 from fairlane.errors import FairlaneError
 
 LOOK_EVERY = 0.1
@@ -47,14 +47,9 @@ class Progress(msgspec.Struct, frozen=True):
     """What is going on, in a word or two: `enqueueing`, `starting workers`, `running`, `done`."""
     elapsed: float = 0.0
     """Seconds since the first handler started."""
-    whale_done: int = 0
-    whale_running: int = 0
-    small_done: int = 0
-    small_running: int = 0
-
-    @property
-    def running(self) -> int:
-        return self.whale_running + self.small_running
+    done: Counter[str] = msgspec.field(default_factory=Counter)
+    """Runs by class: `whale` or `small`."""
+    running: Counter[str] = msgspec.field(default_factory=Counter)
 
 
 class Performance(msgspec.Struct, frozen=True):
@@ -90,11 +85,11 @@ class Watcher:
     def finish(self, performance: Performance) -> None: ...
 
 
-def play(url: str, workload: Workload, watcher: Watcher, acts: Sequence[Act] = ACTS) -> Report:
+def play(url: str, workload: Workload, watcher: Watcher) -> Report:
     """Play all acts on one database and judge what they showed."""
-    asyncio.run(_migrate(url))
+    asyncio.run(make_app(url)[0].migrate())
     performances = []
-    for act in acts:
+    for act in ACTS:
         with tempfile.TemporaryDirectory(prefix="fairlane-demo-") as stage:
             runs = _perform(act, workload, url, Path(stage), watcher)
         performances.append(Performance(act, workload, runs, measure(act, workload, runs)))
@@ -102,22 +97,21 @@ def play(url: str, workload: Workload, watcher: Watcher, acts: Sequence[Act] = A
     return Report(workload, performances, judge([each.figures for each in performances], workload.all_slots))
 
 
-async def _migrate(url: str) -> None:
-    app, _ = make_app(url)
-    await app.migrate()
-
-
 def _perform(act: Act, workload: Workload, url: str, stage: Path, watcher: Watcher) -> list[Run]:
     watcher.look(Progress(act, workload, "enqueueing"))
     asyncio.run(_enqueue(act, workload, url))
     watcher.look(Progress(act, workload, "starting workers"))
-    ledger = LedgerReader(stage)
-    with _workers(act, workload, url, stage) as workers:
+    ledger, workers = LedgerReader(stage), Workers()
+    try:
+        workers.start(act, workload, url, stage)
         _wait_until_ready(workers, workload, stage)
-        raise_curtain(stage)
+        (stage / CURTAIN).touch()
         for progress in _follow(act, workload, ledger):
             watcher.look(progress)
             workers.check()
+        workers.drain()
+    finally:
+        workers.end()
     ledger.follow()
     watcher.look(_progress(act, workload, ledger, "done"))
     return ledger.runs
@@ -136,7 +130,7 @@ async def _enqueue(act: Act, workload: Workload, url: str) -> None:
 
 def _wait_until_ready(workers: Workers, workload: Workload, stage: Path) -> None:
     deadline = time.monotonic() + READY_WITHIN
-    while count_ready(stage) < workload.processes:
+    while len(list(stage.glob("*.ready"))) < workload.processes:
         workers.check()
         if time.monotonic() > deadline:
             raise DemoFailed(f"the workers were not ready within {READY_WITHIN:g} s")
@@ -159,18 +153,8 @@ def _follow(act: Act, workload: Workload, ledger: LedgerReader) -> Iterator[Prog
 
 
 def _progress(act: Act, workload: Workload, ledger: LedgerReader, stage: str) -> Progress:
-    whale_done = sum(run.tenant == WHALE for run in ledger.runs)
-    whale_running = sum(run.tenant == WHALE for run in ledger.running.values())
-    return Progress(
-        act,
-        workload,
-        stage,
-        ledger.elapsed,
-        whale_done,
-        whale_running,
-        len(ledger.runs) - whale_done,
-        len(ledger.running) - whale_running,
-    )
+    done, running = (Counter(class_of(run.tenant) for run in runs) for runs in (ledger.runs, ledger.running.values()))
+    return Progress(act, workload, stage, ledger.elapsed, done, running)
 
 
 class Workers:
@@ -179,16 +163,20 @@ class Workers:
     def __init__(self) -> None:
         self._processes: dict[Path, subprocess.Popen[bytes]] = {}
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        with log.open("wb") as output:
-            self._processes[log] = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the demo, which then stops its workers itself
-            )
+    def start(self, act: Act, workload: Workload, url: str, stage: Path) -> None:
+        options = ["--queues", act.queue, "--concurrency", str(workload.slots), "--log-level", "warning"]
+        for nth in range(1, workload.processes + 1):
+            log = stage / f"worker-{nth}.log"
+            with log.open("wb") as output:
+                self._processes[log] = subprocess.Popen(
+                    # The same program and the same Python as this one, whatever PATH says.
+                    [sys.executable, "-m", "fairlane.cli", "worker", "fairlane.demo.app:app", *options],
+                    env={**os.environ, "FAIRLANE_URL": url, STAGE_VARIABLE: str(stage)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C is for the demo, which then stops its workers itself
+                )
 
     def check(self) -> None:
         """Raise `DemoFailed` when a worker has ended by itself."""
@@ -224,22 +212,6 @@ class Workers:
     def _tell_to_stop(self) -> None:
         for process in self._processes.values():
             process.send_signal(signal.SIGTERM)
-
-
-@contextmanager
-def _workers(act: Act, workload: Workload, url: str, stage: Path) -> Iterator[Workers]:
-    options = ["--queues", act.queue, "--concurrency", str(workload.slots), "--log-level", "warning"]
-    # The same program and the same Python as this one, whatever PATH says.
-    command = [sys.executable, "-m", "fairlane.cli", "worker", "fairlane.demo.app:app", *options]
-    environment = {**os.environ, "FAIRLANE_URL": url, STAGE_VARIABLE: str(stage)}
-    workers = Workers()
-    try:
-        for nth in range(1, workload.processes + 1):
-            workers.start(command, environment, stage / f"worker-{nth}.log")
-        yield workers
-        workers.drain()
-    finally:
-        workers.end()
 
 
 def _last_words(log: Path, lines: int = 3) -> str:
