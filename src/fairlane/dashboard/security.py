@@ -91,8 +91,10 @@ class Doorkeeper:
         body = await _bounded_body(request)
         if _is_form(request) and _holds_nul(body):
             raise Refusal(400, "malformed", NO_NUL)
-        if visitor is not None and not is_program and not self._is_own(request, visitor, body):
-            raise Refusal(403, "forged", "the form is of another session; reload the page and try again")
+        if visitor is not None and not is_program:
+            token = request.headers.get("x-csrf-token") or form_of(request, body).get("csrf", "")
+            if not self._access.is_own_form(visitor, token):
+                raise Refusal(403, "forged", "the form is of another session; reload the page and try again")
         return body
 
     async def _admitted(self, request: Request) -> Visitor:
@@ -114,20 +116,27 @@ class Doorkeeper:
             raise self._stranger(request)
         return visitor
 
-    def _is_own(self, request: Request, visitor: Visitor, body: bytes) -> bool:
-        token = request.headers.get("x-csrf-token") or form_of(request, body).get("csrf", "")
-        return self._access.is_own_form(visitor, token)
-
     def _stranger(self, request: Request) -> Exception:
-        if self._access.login_url is not None and _is_a_person(request):
-            return _Instead(RedirectResponse(_login_elsewhere(self._access.login_url, request), 303))
-        if self._access.authorize is not None or wants_json(request):
+        path, login_url = path_of(request), self._access.login_url
+        is_program = wants_json(request)
+        # A browser shows people whatever page they are sent to.
+        looks = request.method in SAFE and not is_program and "text/html" in request.headers.get("accept", "")
+        if login_url is not None and looks:
+            # A path of this site, however it was written: two slashes at its beginning would name another one.
+            asked = _with_query("/" + quote(str(request.scope["path"])).lstrip("/"), request)
+            return _Instead(
+                RedirectResponse(f"{login_url}{'&' if '?' in login_url else '?'}{urlencode({'next': asked})}", 303)
+            )
+        if self._access.authorize is not None or is_program:
             why = "log in, or send the token as Authorization: Bearer"
             return Refusal(401, "unauthorized", why, headers={"WWW-Authenticate": "Bearer"})
-        path = path_of(request)
-        asked = f"{path}?{request.url.query}" if request.url.query else path
-        then = urlencode({"next": asked}) if asked not in ("", "/") else ""
-        return _Instead(RedirectResponse(f"{root_of(request)}{LOGIN}{'?' if then else ''}{then}", 303))
+        asked = _with_query(path, request)
+        then = f"?{urlencode({'next': asked})}" if asked not in ("", "/") else ""
+        return _Instead(RedirectResponse(f"{root_of(request)}{LOGIN}{then}", 303))
+
+
+def _with_query(path: str, request: Request) -> str:
+    return f"{path}?{request.url.query}" if request.url.query else path
 
 
 class _Instead(Exception):
@@ -158,19 +167,6 @@ def wants_json(request: Request) -> bool:
     """Whether a program asks, and not a person."""
     path = path_of(request)
     return path == "/api" or path.startswith("/api/") or "hx-request" in request.headers
-
-
-def _is_a_person(request: Request) -> bool:
-    """Whether somebody looks at a page with a browser, which would show them whatever page they are sent to."""
-    return request.method in SAFE and not wants_json(request) and "text/html" in request.headers.get("accept", "")
-
-
-def _login_elsewhere(login_url: str, request: Request) -> str:
-    # A path of this site, however it was written: two slashes at its beginning would name another one.
-    asked = "/" + quote(str(request.scope["path"])).lstrip("/")
-    if request.url.query:
-        asked += f"?{request.url.query}"
-    return f"{login_url}{'&' if '?' in login_url else '?'}{urlencode({'next': asked})}"
 
 
 def answer_to(request: Request, refusal: Refusal) -> Response:
@@ -233,13 +229,9 @@ def _is_same_origin(headers: Headers) -> bool:
 
 def _again(body: bytes, receive: Receive) -> Receive:
     """A `receive` for those behind: the body was read here."""
-    is_told = False
+    read: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:
-        nonlocal is_told
-        if is_told:
-            return await receive()
-        is_told = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return read.pop() if read else await receive()
 
     return replayed
