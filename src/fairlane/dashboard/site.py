@@ -168,11 +168,11 @@ def _routes(dashboard: Dashboard) -> list[BaseRoute]:
         *login_routes(dashboard),
         *deed_routes(dashboard),
         Mount("/api", app=Api(dashboard), name="api"),
-        *(Route(page.path, _page_endpoint(page), methods=page.methods) for page in PAGES),
+        *(Route(each.path, _endpoint(each), methods=["GET", "POST"] if each.submit else ["GET"]) for each in PAGES),
     ]
 
 
-def _page_endpoint(page: Page) -> Any:
+def _endpoint(page: Page) -> Any:
     async def endpoint(request: Request) -> Response:
         dashboard = dashboard_of(request)
         if len(request.url.query) > LONGEST_QUERY:

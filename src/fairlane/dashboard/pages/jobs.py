@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fairlane.dashboard.deeds import CANCEL, FORCE, PURGE, REPLAY, RETRY, Deed
-from fairlane.dashboard.page import Ask, Page, filter_from, job_from, number_from, shown_filter
+from fairlane.dashboard.page import Ask, Page, filter_from, job_from, shown_filter
 from fairlane.job import State
 
 ROWS = 50
@@ -52,13 +52,15 @@ async def look_at_dead(ask: Ask) -> dict[str, Any]:
 DEAD = Page(path="/dead", title="Dead", template="dead.html", look=look_at_dead, nav="Dead", shortcut="d")
 
 
-LARGEST = 2**62
+LONGEST_NUMBER = 19
+"""Digits that a database can hold."""
 
 
 async def look_at_audit(ask: Ask) -> dict[str, Any]:
     queue = ask.query.get("queue") or None
-    before = number_from(ask.query, "before", 0, low=0, high=LARGEST) or None
-    page = await ask.operations.list_audit(queue, before=before, limit=ROWS)
+    text = ask.query.get("before", "")
+    before = int(text) if text.isdecimal() and len(text) < LONGEST_NUMBER else None
+    page = await ask.operations.list_audit(queue, before=before or None, limit=ROWS)
     return {"entries": page.entries, "before": page.before, "queue": queue}
 
 

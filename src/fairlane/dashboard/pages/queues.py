@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairlane.dashboard.html import denial_chart, hours_chart, key_wait_chart, throughput_chart, wait_chart
+from fairlane.dashboard.html import denial_chart, hours_chart, throughput_chart, wait_chart
 from fairlane.dashboard.page import Ask, Page, key_query, keys_of, watched_from, watched_text
 from fairlane.operations.views import HintKind, QueueStatus
 
@@ -40,7 +40,7 @@ async def look_at_overview(ask: Ask) -> dict[str, Any]:
         "totals": seen.totals,
         "looks": LOOKS,
         "throughput": throughput_chart(seen.chart),
-        "waits": wait_chart(seen.chart),
+        "waits": wait_chart(seen.chart.minutes),
         "key_query": key_query,
         "watched": watched,
     }
@@ -61,7 +61,7 @@ async def look_at_queue(ask: Ask) -> dict[str, Any]:
         "is_suspended": any(limit.is_suspended for limit in seen.limits),
         "looks": LOOKS,
         "throughput": throughput_chart(seen.chart),
-        "waits": wait_chart(seen.chart),
+        "waits": wait_chart(seen.chart.minutes),
         "denials": denial_chart(seen.chart),
     }
 
@@ -100,7 +100,7 @@ async def look_at_key(ask: Ask) -> dict[str, Any]:
         "query": key_query(seen.view.keys),
         "watched_text": watched_text(queue, seen.view.keys),
         "hours": hours_chart(seen.now, seen.view.hours, seen.hours_failed),
-        "waits": key_wait_chart(seen.minutes),
+        "waits": wait_chart(seen.minutes),
     }
 
 
