@@ -93,7 +93,7 @@ async def _given(request: Request, operation: Operation) -> Any:
     if operation.body is None:
         return read_query(request, operation.query)
     read_query(request, NoQuery)
-    # Bounded in size and time by the doorkeeper, which has read it.
+    # Bounded in size and time by the security middleware, which has read it.
     return read_body(request, await request.body(), operation.body)
 
 
@@ -206,7 +206,7 @@ def _converted(found: Any, wanted: type[S]) -> S:
 
 
 def _told(said: str) -> Refusal:
-    """What msgspec says, with the member that it is about before it."""
+    """The refusal for a message of msgspec; it begins with the member that it is about."""
     found = _WHERE.match(said)
     what, field = (found["what"], found["path"].lstrip(".")) if found else (said, "")
     for kind, words in (("unknown", "{}: there is no such member"), ("missing required", "{} is missing")):

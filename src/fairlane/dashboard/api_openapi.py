@@ -71,13 +71,22 @@ def describe_api(root: str = "/api") -> Schema:
 
 
 def _operation(each: Operation, query: Schema) -> Schema:
+    usual = LOOKING_FAILS if each.method == "GET" else ACTING_FAILS
+    fails = sorted({*usual, *each.fails, *([404] if each.is_for_one else [])})
+    places = [name for name in PLACES if f"{{{name}}}" in each.path]
     told: Schema = {
         "operationId": each.name,
         "summary": each.summary,
         "tags": ["acting" if each.role is Role.OPERATOR else "looking"],
         "description": f"For {each.role}s.",
-        "parameters": [*_places(each.path), *_parameters(query)],
-        "responses": {"200": _response("What was asked for.", _ref(each.answer)), **_failures(each)},
+        "parameters": [
+            *({"name": name, "in": "path", "required": True, "schema": PLACES[name]} for name in places),
+            *_parameters(query),
+        ],
+        "responses": {
+            "200": _response("What was asked for.", _ref(each.answer)),
+            **{str(status): _response(f"`{CODES[status]}`", _ref(ErrorAnswer)) for status in fails},
+        },
     }
     if each.body is not None:
         told["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(each.body)}}}
@@ -85,12 +94,6 @@ def _operation(each: Operation, query: Schema) -> Schema:
     if each.role is Role.OPERATOR:
         told["parameters"].append(ACTOR)
     return told
-
-
-def _places(path: str) -> Iterator[Schema]:
-    for name, schema in PLACES.items():
-        if f"{{{name}}}" in path:
-            yield {"name": name, "in": "path", "required": True, "schema": schema}
 
 
 def _parameters(query: Schema) -> Iterator[Schema]:
@@ -113,13 +116,6 @@ def _without_null(schema: Schema) -> Schema:
     return {**kinds[0], **rest} if len(kinds) == 1 else {**rest, "anyOf": kinds} if kinds else rest
 
 
-def _failures(each: Operation) -> Schema:
-    usual = LOOKING_FAILS if each.method == "GET" else ACTING_FAILS
-    statuses = sorted({*usual, *each.fails, *([404] if each.is_for_one else [])})
-    error = _ref(ErrorAnswer)
-    return {str(status): _response(f"`{CODES[status]}`", error) for status in statuses}
-
-
 def _response(words: str, schema: Schema) -> Schema:
     return {"description": words, "content": {"application/json": {"schema": schema}}}
 
@@ -139,7 +135,10 @@ def _components(types: Iterable[type], *, is_sent: bool) -> dict[str, Schema]:
                 properties[member].setdefault("description", words)
         if not is_sent and properties:
             # What may be left out by those who send is always there in what we say, unless it is declared otherwise.
-            schema["required"] = [each for each in properties if each not in _optional(classes.get(name))]
+            shape = classes.get(name)
+            fields = msgspec.structs.fields(shape) if shape and issubclass(shape, msgspec.Struct) else ()
+            optional = {each.encode_name for each in fields if each.default is msgspec.UNSET}
+            schema["required"] = [each for each in properties if each not in optional]
             for each in properties.values():
                 each.pop("default", None)
     return dict(found)
@@ -160,12 +159,6 @@ def _classes(types: Iterable[Any]) -> dict[str, type]:
                 if declared is not None:
                     found[declared.__name__] = declared
     return found
-
-
-def _optional(wanted: type | None) -> set[str]:
-    if wanted is None or not issubclass(wanted, msgspec.Struct):
-        return set()
-    return {field.encode_name for field in msgspec.structs.fields(wanted) if field.default is msgspec.UNSET}
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 from uuid import UUID
 
 import msgspec
@@ -17,8 +17,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from fairlane.job import AttemptRecord, JobRecord
 from fairlane.operations import LIMIT, Finding, Report, ScheduleView, exported_columns
+from fairlane.operations import Change as ChangeValue
 from fairlane.operations.keys import MOST_KEYS
-from fairlane.operations.overrides import Change as ChangeValue
 from fairlane.operations.trials import MOST_POLICIES, MOST_SLOTS
 from fairlane.operations.views import KeySort, QueueView
 from fairlane.policy.gates import Origin
@@ -246,8 +246,8 @@ def _of(source: type, *names: str) -> Callable[[type[T]], type[T]]:
         types = get_type_hints(source, localns=AS_JSON)
         members = {name: types[name] for name in names or types} | answer.__annotations__
         namespace = {"__doc__": answer.__doc__, "sources": (source, *getattr(answer, "sources", ()))}
-        made: Any = msgspec.defstruct(answer.__name__, [*members.items()], module=__name__, namespace=namespace)
-        return made  # type: ignore[no-any-return]
+        made = msgspec.defstruct(answer.__name__, [*members.items()], module=__name__, namespace=namespace)
+        return cast("type[T]", made)
 
     return declare
 
