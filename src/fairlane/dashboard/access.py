@@ -1,4 +1,4 @@
-"""Who somebody is, and what they may do. Nobody is let in who is not known."""
+"""Authentication, sessions and roles. Nobody gets in unidentified."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Somebody who was let in: `name` is who the audit says has acted."""
+    """Somebody who was admitted. The audit records what they do under `name`."""
 
     name: str
     role: Role = Role.VIEWER
@@ -82,7 +82,7 @@ Authorize = Callable[[Request], "Visitor | Awaitable[Visitor | None] | None"]
 
 
 class _Session(msgspec.Struct, frozen=True, array_like=True):
-    """What the cookie says. It is signed, not sealed: there is nothing secret in it."""
+    """What the cookie holds. It is signed and not encrypted: there is nothing secret in it."""
 
     id: str
     name: str
@@ -130,13 +130,13 @@ class Access:
     # Letting in.
 
     async def admit(self, request: Request) -> Visitor | None:
-        """Who sends this, or nobody."""
+        """Who sent this request; `None`: a stranger."""
         if self.authorize is not None:
             found = self.authorize(request)
             visitor = await found if inspect.isawaitable(found) else found
             return None if visitor is None else replace(visitor, session=f"host:{visitor.name}", expires_at=None)
         if is_bearer(request):
-            # Whoever shows a token is taken by it alone: a cookie that came along does not help a wrong one.
+            # The token alone decides: a cookie that came along does not make up for a wrong one.
             return self._by_token(request)
         visitor = self._by_session(request.cookies.get(COOKIE))
         return None if visitor is None or await self.has_ended(visitor) else visitor
@@ -166,7 +166,7 @@ class Access:
         return await self._admitted_again(Request({**request.scope, "headers": kept})) is None
 
     def role_of(self, token: str) -> Role | None:
-        """Compares with every token in full, however much of it is right."""
+        """The role of a token. It is compared with every known one in constant time."""
         given = token.encode(errors="surrogatepass")
         found = [role for known, role in self._tokens if hmac.compare_digest(given, known)]
         return found[0] if found else None
@@ -230,7 +230,7 @@ def weakness_of(token: str) -> str | None:
 
 
 def _unforeseen(token: str) -> str:
-    """A token without what is tried first: common words, repetitions, and four or more characters in a row."""
+    """A token without what attackers try first: common words, repetitions, and four or more characters in a row."""
     rest = _REPEATED.sub(r"\1\2", _COMMON_WORDS.sub("", token.lower()))
     in_a_row = {
         place + offset for place in range(len(rest) - 3) if rest[place : place + 4] in _ROWS for offset in range(4)
@@ -239,7 +239,7 @@ def _unforeseen(token: str) -> str:
 
 
 def is_bearer(request: Request) -> bool:
-    """Whether a token came along; by itself that says nothing about who sent it."""
+    """Whether a bearer token came along; by itself that proves nothing."""
     return request.headers.get("authorization", "").partition(" ")[0].lower() == "bearer"
 
 
@@ -252,7 +252,7 @@ def _acting_for(said: str) -> str:
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Who asks. Every request that comes to a page has one; see `doorkeeper`."""
+    """Who sent the request. Every request that reaches a page has a visitor; see `SecurityMiddleware`."""
     visitor: Visitor | None = getattr(request.state, "visitor", None)
     if visitor is None:
         raise HTTPException(401, "log in first")
@@ -260,7 +260,7 @@ def visitor_of(request: Request) -> Visitor:
 
 
 def require(request: Request, role: Role) -> Visitor:
-    """Who asks, if they may do this much."""
+    """Who sent the request, if their role allows this much."""
     visitor = visitor_of(request)
     if visitor.role < role:
         raise HTTPException(403, f"this takes the role {role}; you are {visitor.name}, a {visitor.role}")

@@ -1,4 +1,4 @@
-"""Everything that changes something goes the same way: look at what would be done, say why, do it, be told.
+"""Every action goes the same way: a preview of what it would do, a reason, the action, its report.
 
 A deed is one function that does it or, with `dry_run`, says what it would do. The preview is a plain link: it changes
 nothing, so it can be shared and reloaded. Only the confirmation is sent as a form, bound to the session.
@@ -229,11 +229,11 @@ def deed_routes(dashboard: Dashboard) -> list[Route]:
     ]
 
 
-def safe_path(given: str | None, default: str = "/") -> str:
+def safe_path(given: str | None) -> str:
     """A path below the dashboard, and nothing that leads elsewhere."""
     if given is None or not given.startswith("/") or given.startswith("//") or "\\" in given:
-        return default
-    return default if any(ord(sign) < 0x20 or ord(sign) == 0x7F for sign in given) else given
+        return "/"
+    return "/" if any(ord(sign) < 0x20 or ord(sign) == 0x7F for sign in given) else given
 
 
 # Queues.

@@ -14,7 +14,23 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fairlane.clock import SECOND, Instant, as_datetime, measured
-from fairlane.operations.views import Chart, Counted, KeyMinute, MinuteView
+from fairlane.dashboard.page import key_query, watched_text
+from fairlane.operations.views import Chart, Counted, HintKind, KeyMinute, MinuteView, OneKey, QueueStatus
+
+LOOKS = {
+    QueueStatus.IDLE: ("", "○"),
+    QueueStatus.FLOWING: ("calm", "●"),
+    QueueStatus.LIMITED: ("calm", "▮"),
+    QueueStatus.LAGGING: ("lag", "▲"),
+    QueueStatus.PAUSED: ("lag", "‖"),
+    QueueStatus.STOPPED: ("fault", "✕"),
+    HintKind.LIMIT: ("calm", "▮"),
+    HintKind.LAG: ("lag", "▲"),
+    HintKind.WARNING: ("lag", "▲"),
+    HintKind.FAULT: ("fault", "✕"),
+    HintKind.PAUSE: ("lag", "‖"),
+}
+"""A class and a sign for each: nothing is said by colour alone."""
 
 
 class Rendering:
@@ -29,7 +45,12 @@ class Rendering:
             undefined=StrictUndefined,
         )
         self.environment.filters |= {filter.__name__: filter for filter in FILTERS}
-        self.environment.globals["version"] = version("fairlane")
+        self.environment.globals |= {
+            "version": version("fairlane"),
+            "looks": LOOKS,
+            "key_query": key_query,
+            "watched_text": watched_text,
+        }
 
     def part(self, template: str, shown: Mapping[str, Any]) -> str:
         """The main part of a page: what changes while somebody looks."""
@@ -173,14 +194,14 @@ def denial_chart(chart: Chart) -> dict[str, Any]:
     }
 
 
-def hours_chart(now: datetime, ended: Sequence[int], failed: Sequence[int]) -> dict[str, Any]:
+def hours_chart(key: OneKey) -> dict[str, Any]:
     """What ended of a key, by hour."""
-    last = int(now.timestamp()) // HOUR * HOUR
+    ended, last = key.view.hours, int(key.now.timestamp()) // HOUR * HOUR
     return {
         "x": [last - HOUR * (len(ended) - 1 - number) for number in range(len(ended))],
         "series": [
             _series("ended", ended, color="series-1", fill=True),
-            _series("failed", failed, color="series-2"),
+            _series("failed", key.hours_failed, color="series-2"),
         ],
     }
 
@@ -199,7 +220,7 @@ def sparkline(values: Sequence[float | None], width: float = 100.0, height: floa
 
 # fmt: off
 FILTERS = (
-    ago, clock, counted, first_line, iso, key_text, lasting, measured, number, pathpart, per, pretty, seconds,
-    short, sparkline,
+    ago, clock, counted, denial_chart, first_line, hours_chart, iso, key_text, lasting, measured, number, pathpart, per,
+    pretty, seconds, short, sparkline, throughput_chart, wait_chart,
 )
 # fmt: on

@@ -1,7 +1,7 @@
-"""Pages that follow what happens: the main part is rendered again at an interval, and sent where it has changed.
+"""Live pages: the main part is rendered again at an interval, and sent when it has changed.
 
-However many look at the same page with the same role, it is rendered once an interval: their streams wake at the same
-moments, the first one renders, and the others take what it made.
+However many visitors of one role have a page open, it is rendered once an interval: their streams wake at the same
+moment, the first one renders, and the others share the result.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from fairlane.clock import SECOND, Clock
+from fairlane.clock import SECOND, Clock, Instant
 from fairlane.dashboard.access import Visitor
 from fairlane.dashboard.html import fingerprint
 
 INTERVALS = (2, 5, 15)
 LONGEST_STREAM = 15 * 60 * SECOND
-"""After that the browser comes again, and is asked again who it is."""
+"""After that the browser reconnects, and is authenticated again."""
 KEEP_ALIVE = 30 * SECOND
-"""A sign of life, so that nothing between us and the browser takes the stream for dead."""
+"""A sign of life, so that no proxy takes the stream for dead."""
 MOST_STREAMS = 500
 MOST_OF_VIEWERS = 400
-"""Whoever may only look leaves some for those who have to act."""
+"""Viewers leave some for operators."""
 MOST_OF_ONE = 20
 """Streams of one session, or of all programs with one token."""
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -40,7 +40,7 @@ IsOver = Callable[[], Awaitable[bool]]
 
 @dataclass(slots=True)
 class _Shared:
-    """One page that somebody looks at."""
+    """A page that is open somewhere."""
 
     lookers: int = 0
     tick: int = -1
@@ -108,36 +108,31 @@ class Live:
         return html, fingerprint(html)
 
 
+@dataclass(slots=True, kw_only=True)
 class EventStream:
     """An answer that goes on until the visitor goes, their session ends, or the server stops."""
 
-    def __init__(
-        self,
-        live: Live,
-        key: tuple[object, ...],
-        render: Render,
-        *,
-        every: int,
-        seen: str,
-        visitor: Visitor,
-        is_over: IsOver,
-    ) -> None:
-        self._live = live
-        self._key = (*key, every)
-        self._render = render
-        self._every = every * SECOND
-        self._seen = seen
-        self._visitor = visitor
-        self._is_over = is_over
-        now = live.clock.now()
-        self._ends_at = min(now + LONGEST_STREAM, visitor.expires_at or now + LONGEST_STREAM)
-        self._last_sign = now
+    live: Live
+    key: tuple[object, ...]
+    """Of the page. Those who look at the same one with the same interval share what is rendered."""
+    render: Render
+    every: int
+    """Seconds."""
+    seen: str
+    visitor: Visitor
+    is_over: IsOver
+    _ends_at: Instant = field(init=False)
+    _last_sign: Instant = field(init=False)
+
+    def __post_init__(self) -> None:
+        now = self._last_sign = self.live.clock.now()
+        self._ends_at = min(now + LONGEST_STREAM, self.visitor.expires_at or now + LONGEST_STREAM)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
         # Before anything is awaited: of many who ask at once, no more may join than there is room for.
-        with self._live.looking(self._key, self._visitor):
-            ends = [asyncio.create_task(until_gone(receive)), asyncio.create_task(self._live.stopped.wait())]
+        with self.live.looking((*self.key, self.every), self.visitor):
+            ends = [asyncio.create_task(until_gone(receive)), asyncio.create_task(self.live.stopped.wait())]
             try:
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 await send({"type": "http.response.body", "body": b": here\n\n", "more_body": True})
@@ -152,8 +147,9 @@ class EventStream:
 
     async def _waited(self, ends: list[asyncio.Task[Any]]) -> bool:
         """Until the next tick; `False`: it is over."""
-        clock = self._live.clock
-        next_tick = (clock.now() // self._every + 1) * self._every
+        clock = self.live.clock
+        every = self.every * SECOND
+        next_tick = (clock.now() // every + 1) * every
         if next_tick >= self._ends_at:
             return False
         sleep = asyncio.create_task(clock.sleep_until(next_tick))
@@ -165,21 +161,21 @@ class EventStream:
 
     async def _news(self) -> bytes | None:
         """The event to send, empty if there is nothing to tell; `None`: the session has ended."""
-        now = self._live.clock.now()
+        now = self.live.clock.now()
         try:
-            html, version = await self._live.rendered(self._key, now // self._every, self._render)
+            html, version = await self.live.rendered((*self.key, self.every), now // (self.every * SECOND), self.render)
             # Asked last: nothing that was read after the end of a session is sent to it.
-            if await self._is_over():
+            if await self.is_over():
                 return None
         except Exception as error:
             # What was asked for is gone, or the database is away: the page says so when it is asked for again.
             version, event = "", b"event: trouble\ndata: " + type(error).__name__.encode() + b"\n\n"
         else:
-            if version == self._seen and now - self._last_sign < KEEP_ALIVE:
+            if version == self.seen and now - self._last_sign < KEEP_ALIVE:
                 return b""
             data = "\n".join(f"data: {line}" for line in _LINE_END.split(html))
-            event = b": here\n\n" if version == self._seen else f"id: {version}\n{data}\n\n".encode()
-        self._seen, self._last_sign = version, now
+            event = b": here\n\n" if version == self.seen else f"id: {version}\n{data}\n\n".encode()
+        self.seen, self._last_sign = version, now
         return event
 
 

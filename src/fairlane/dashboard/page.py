@@ -1,12 +1,12 @@
 """What a page is: a path, a template, and one function that looks up what the template shows; and what addresses say.
 
-A new page is a module in `pages/` with a `Page`, a template of the same name, and its place in `site.PAGES`.
+A new page is a function in `pages/`, a template, and a line of `site.PAGES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 from uuid import UUID
@@ -47,7 +47,7 @@ Look = Callable[[Ask], Awaitable[dict[str, Any]]]
 Submit = Callable[[Ask, Mapping[str, str]], Coroutine[Any, Any, dict[str, Any]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Page:
     """One page of the dashboard."""
 
@@ -57,10 +57,11 @@ class Page:
     template: str
     look: Look
     """What the template shows. It must depend on nothing but the `Ask` and the database."""
-    nav: str | None = None
+    nav: str
     """Its word in the header; of a page below another one, that of the other."""
     shortcut: str | None = None
     """The letter after `g` that leads here."""
+    _: KW_ONLY
     is_live: bool = True
     submit: Submit | None = None
     """What its form leads to, shown by the same template. It changes nothing either: deeds do that. It ends when the
@@ -147,12 +148,12 @@ def watched_text(queue: str, keys: Mapping[str, str | None]) -> str:
 
 
 def watched_from(texts: Sequence[str]) -> dict[str, list[dict[str, str | None]]]:
-    """Watched keys by queue; what is none is left out."""
+    """Watched keys by queue; what is not one is left out."""
     found: dict[str, list[dict[str, str | None]]] = {}
     for text in texts[:MOST_WATCHED]:
         queue, _, query = text.partition("/")
         keys = keys_of(dict(parse_qsl(query, keep_blank_values=True)))
-        # What is decoded here a second time may hold what the doorkeeper has not seen.
+        # What is decoded here a second time may hold what the security middleware has not seen.
         if queue and keys and "\0" not in unquote(text):
             found.setdefault(unquote(queue), []).append(keys)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fairlane.dashboard.deeds import NOBODY
-from fairlane.dashboard.page import Ask, Page
+from fairlane.dashboard.page import Ask
 
 ROWS = 200
 """Those that need somebody come first, so what is cut off is well."""
@@ -32,6 +32,3 @@ async def look(ask: Ask) -> dict[str, Any]:
         "states": _ORDER,
         "search": search,
     }
-
-
-PAGE = Page(path="/schedules", title="Schedules", template="schedules.html", look=look, nav="Schedules", shortcut="s")

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 from fairlane.clock import measured, microseconds
-from fairlane.dashboard.page import Ask, Page
+from fairlane.dashboard.page import Ask
 from fairlane.errors import ConfigurationError, FairlaneError, UnknownQueue
 from fairlane.operations import PolicyInForce
 from fairlane.operations.trials import MOST_SIMULATED, MOST_SLOTS, Misread, Tried, read_policy_text, read_workload_text
@@ -145,18 +145,6 @@ def _time(name: str, text: str, problems: Problems) -> str:
     except FairlaneError as error:
         problems[name] = Misread(words=str(error))
     return text.strip()
-
-
-PAGE = Page(
-    path="/try",
-    title="Try a policy",
-    template="try.html",
-    look=look,
-    submit=submit,
-    nav="Try",
-    shortcut="t",
-    is_live=False,
-)
 
 
 LETTERS = "ABCD"

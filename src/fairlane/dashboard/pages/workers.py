@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fairlane.clock import lasting
-from fairlane.dashboard.page import Ask, Page
+from fairlane.dashboard.page import Ask
 from fairlane.operations.views import WorkerView
 
 ROWS = 200
@@ -58,6 +58,3 @@ def remarks_on(worker: WorkerView) -> list[str]:
             f"Its clock differs from the database’s by {worker.clock_offset:+.1f} s. Let its machine keep time (NTP)."
         )
     return remarks
-
-
-PAGE = Page(path="/workers", title="Workers", template="workers.html", look=look, nav="Workers", shortcut="w")
