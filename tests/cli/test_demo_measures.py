@@ -18,7 +18,7 @@ from fairlane.demo.acts import (
     shares_over_time,
     worker_time,
 )
-from fairlane.demo.stage import LedgerReader, LedgerWriter
+from fairlane.demo.app import LedgerReader, LedgerWriter
 from fairlane.simulation.measures import jain_index, most_within
 
 

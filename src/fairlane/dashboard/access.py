@@ -1,4 +1,4 @@
-"""Who somebody is, and what they may do. Nobody is let in who is not known."""
+"""Authentication, sessions and roles. Nobody gets in unidentified."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from hashlib import sha256
-from math import log2
-from typing import Protocol
+from math import inf, log2
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -23,6 +22,7 @@ from starlette.requests import Request
 
 from fairlane.clock import SECOND, Clock, Instant
 from fairlane.errors import ConfigurationError
+from fairlane.operations import Operations
 
 COOKIE = "fairlane_session"
 SESSION = 12 * 3_600 * SECOND
@@ -39,9 +39,7 @@ _COMMON_WORDS = re.compile(
     r"|secure|staging|super|temp|test|testing|token|user|viewers?|welcome|world)"
 )
 _REPEATED = re.compile(r"(.{4,100}?)\1+|(.{1,3}?)\2{2,}")
-_FORWARDS = " ".join(
-    ("abcdefghijklmnopqrstuvwxyzabc", "1234567890123", "0123456789", "qwertyuiop", "asdfghjkl", "zxcvbnm", "qwertzuiop")
-)
+_FORWARDS = "abcdefghijklmnopqrstuvwxyzabc 1234567890123 0123456789 qwertyuiop asdfghjkl zxcvbnm qwertzuiop"
 _ROWS = f"{_FORWARDS} {_FORWARDS[::-1]}"
 """Characters that follow each other in the alphabet or on a keyboard."""
 ACTOR_HEADER = "x-fairlane-actor"
@@ -64,7 +62,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Somebody who was let in: `name` is who the audit says has acted."""
+    """Somebody who was admitted. The audit records what they do under `name`."""
 
     name: str
     role: Role = Role.VIEWER
@@ -84,7 +82,7 @@ Authorize = Callable[[Request], "Visitor | Awaitable[Visitor | None] | None"]
 
 
 class _Session(msgspec.Struct, frozen=True, array_like=True):
-    """What the cookie says. It is signed, not sealed: there is nothing secret in it."""
+    """What the cookie holds. It is signed and not encrypted: there is nothing secret in it."""
 
     id: str
     name: str
@@ -92,21 +90,13 @@ class _Session(msgspec.Struct, frozen=True, array_like=True):
     expires_at: Instant
 
 
-class EndedSessions(Protocol):
-    """Where it is known which sessions were ended before their time: for all processes of a dashboard."""
-
-    async def end_session(self, session: str, expires_at: Instant) -> None: ...
-
-    async def is_session_ended(self, session: str) -> bool: ...
-
-
 class Access:
-    """Tokens, sessions and what is bound to them. The signed cookie says all; only what was ended is kept elsewhere."""
+    """Tokens, sessions and what is bound to them. Cookies say all; which sessions were ended is in the database."""
 
     def __init__(
         self,
         clock: Clock,
-        ended: EndedSessions,
+        operations: Operations,
         *,
         token: str | None = None,
         viewer_token: str | None = None,
@@ -128,14 +118,11 @@ class Access:
         self.login_url = login_url
         self.throttle = Throttle(clock)
         # A program with an old token asks every few seconds and must not lock people out; who guesses asks far oftener.
-        self.program_throttle = Throttle(clock, of_one_address=60, of_all=None)
+        self.program_throttle = Throttle(clock, of_one_address=60, of_all=inf)
         self._clock = clock
-        self._ended = ended
-        self._tokens = [
-            (given.encode(), role)
-            for given, role in ((token, Role.OPERATOR), (viewer_token, Role.VIEWER))
-            if given is not None
-        ]
+        self._operations = operations
+        tokens = ((token, Role.OPERATOR), (viewer_token, Role.VIEWER))
+        self._tokens = [(given.encode(), role) for given, role in tokens if given is not None]
         # Whoever changes a token ends every session with it. Several processes with the same tokens know each other's.
         secret = b"\0".join(given for given, _ in self._tokens) or secrets.token_bytes(32)
         self._key = hmac.digest(secret, b"fairlane dashboard session", "sha256")
@@ -143,13 +130,13 @@ class Access:
     # Letting in.
 
     async def admit(self, request: Request) -> Visitor | None:
-        """Who sends this, or nobody."""
+        """Who sent this request; `None`: a stranger."""
         if self.authorize is not None:
             found = self.authorize(request)
             visitor = await found if inspect.isawaitable(found) else found
             return None if visitor is None else replace(visitor, session=f"host:{visitor.name}", expires_at=None)
         if is_bearer(request):
-            # Whoever shows a token is taken by it alone: a cookie that came along does not help a wrong one.
+            # The token alone decides: a cookie that came along does not make up for a wrong one.
             return self._by_token(request)
         visitor = self._by_session(request.cookies.get(COOKIE))
         return None if visitor is None or await self.has_ended(visitor) else visitor
@@ -179,13 +166,10 @@ class Access:
         return await self._admitted_again(Request({**request.scope, "headers": kept})) is None
 
     def role_of(self, token: str) -> Role | None:
-        """Compares with every token in full, however much of it is right."""
+        """The role of a token. It is compared with every known one in constant time."""
         given = token.encode(errors="surrogatepass")
-        found = None
-        for known, role in self._tokens:
-            if hmac.compare_digest(given, known):
-                found = role
-        return found
+        found = [role for known, role in self._tokens if hmac.compare_digest(given, known)]
+        return found[0] if found else None
 
     def _by_token(self, request: Request) -> Visitor | None:
         token = request.headers["authorization"].partition(" ")[2]
@@ -204,13 +188,13 @@ class Access:
     async def end_session(self, visitor: Visitor) -> None:
         """Let no copy of this session's cookie admit anybody again."""
         if visitor.expires_at is not None:
-            await self._ended.end_session(visitor.session, visitor.expires_at)
+            await self._operations.end_session(visitor.session, visitor.expires_at)
 
     async def has_ended(self, visitor: Visitor) -> bool:
         """Whether a session was ended meanwhile. Who was admitted by other means has none here."""
         if visitor.expires_at is None:
             return False
-        return visitor.expires_at <= self._clock.now() or await self._ended.is_session_ended(visitor.session)
+        return visitor.expires_at <= self._clock.now() or await self._operations.is_session_ended(visitor.session)
 
     def _by_session(self, cookie: str | None) -> Visitor | None:
         said, _, signature = (cookie or "").partition(".")
@@ -246,7 +230,7 @@ def weakness_of(token: str) -> str | None:
 
 
 def _unforeseen(token: str) -> str:
-    """A token without what is tried first: common words, repetitions, and four or more characters in a row."""
+    """A token without what attackers try first: common words, repetitions, and four or more characters in a row."""
     rest = _REPEATED.sub(r"\1\2", _COMMON_WORDS.sub("", token.lower()))
     in_a_row = {
         place + offset for place in range(len(rest) - 3) if rest[place : place + 4] in _ROWS for offset in range(4)
@@ -255,7 +239,7 @@ def _unforeseen(token: str) -> str:
 
 
 def is_bearer(request: Request) -> bool:
-    """Whether a token came along; by itself that says nothing about who sent it."""
+    """Whether a bearer token came along; by itself that proves nothing."""
     return request.headers.get("authorization", "").partition(" ")[0].lower() == "bearer"
 
 
@@ -268,7 +252,7 @@ def _acting_for(said: str) -> str:
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Who asks. Every request that comes to a page has one; see `doorkeeper`."""
+    """Who sent the request. Every request that reaches a page has a visitor; see `SecurityMiddleware`."""
     visitor: Visitor | None = getattr(request.state, "visitor", None)
     if visitor is None:
         raise HTTPException(401, "log in first")
@@ -276,7 +260,7 @@ def visitor_of(request: Request) -> Visitor:
 
 
 def require(request: Request, role: Role) -> Visitor:
-    """Who asks, if they may do this much."""
+    """Who sent the request, if their role allows this much."""
     visitor = visitor_of(request)
     if visitor.role < role:
         raise HTTPException(403, f"this takes the role {role}; you are {visitor.name}, a {visitor.role}")
@@ -302,7 +286,7 @@ class _Failures:
 class Throttle:
     """Counts wrong tokens by address and over all, a minute at a time. It remembers a bounded number of addresses."""
 
-    def __init__(self, clock: Clock, *, of_one_address: int = OF_ONE_ADDRESS, of_all: int | None = OF_ALL) -> None:
+    def __init__(self, clock: Clock, *, of_one_address: int = OF_ONE_ADDRESS, of_all: float = OF_ALL) -> None:
         self._clock = clock
         self._of_one_address = of_one_address
         self._of_all = of_all
@@ -312,15 +296,9 @@ class Throttle:
     def wait(self, address: str) -> int:
         """Seconds until this address may try again; 0: now."""
         now = self._clock.monotonic()
-        ends = [
-            failures.since + WINDOW
-            for failures, most in (
-                (self._all, self._of_all),
-                (self._addresses.get(address), self._of_one_address),
-            )
-            if failures is not None and most is not None and failures.count >= most and failures.since + WINDOW > now
-        ]
-        return -(-(max(ends) - now) // SECOND) if ends else 0
+        counted = (self._all, self._of_all), (self._addresses.get(address), self._of_one_address)
+        ends = [each.since + WINDOW for each, most in counted if each is not None and each.count >= most]
+        return max(0, -(-(max(ends, default=now) - now) // SECOND))
 
     def failed(self, address: str) -> None:
         now = self._clock.monotonic()

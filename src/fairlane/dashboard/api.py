@@ -81,9 +81,7 @@ class Api:
                 raise Refusal(429, "busy", "a simulation is under way; one at a time", headers={"Retry-After": "5"})
             # Whoever goes away meanwhile leaves a thread behind that still reckons: the next one waits for it.
             return await asyncio.shield(asyncio.create_task(self._simulate(operation, asked)))
-        if operation.method == "POST":
-            return await operation.carry_out(asked)
-        async with asyncio.timeout(LONGEST_LOOK):
+        async with asyncio.timeout(LONGEST_LOOK if operation.method == "GET" else None):
             return await operation.carry_out(asked)
 
     async def _simulate(self, operation: Operation, asked: Asked) -> object:
@@ -95,7 +93,7 @@ async def _given(request: Request, operation: Operation) -> Any:
     if operation.body is None:
         return read_query(request, operation.query)
     read_query(request, NoQuery)
-    # Bounded in size and time by the doorkeeper, which has read it.
+    # Bounded in size and time by the security middleware, which has read it.
     return read_body(request, await request.body(), operation.body)
 
 
@@ -119,7 +117,9 @@ def read_query(request: Request, wanted: type[S]) -> S:
         raise Refusal(400, "malformed", "the query is not UTF-8, percent-encoded") from None
     except ValueError:
         raise Refusal(422, "invalid", f"give at most {MOST_PARAMETERS} parameters") from None
-    kinds = {field.encode_name: field.type for field in _shape(wanted).fields}
+    shapes = types.type_info(wanted)
+    assert isinstance(shapes, types.StructType)
+    kinds = {field.encode_name: field.type for field in shapes.fields}
     found: dict[str, Any] = {}
     for name, value in pairs:
         _check_text(name, "the query")
@@ -132,12 +132,6 @@ def read_query(request: Request, wanted: type[S]) -> S:
         else:
             found[name] = _value(value, shape)
     return _converted(found, wanted)
-
-
-def _shape(wanted: type[msgspec.Struct]) -> types.StructType:
-    found = types.type_info(wanted)
-    assert isinstance(found, types.StructType)
-    return found
 
 
 def _value(text: str, shape: types.Type | None) -> Any:
@@ -174,14 +168,11 @@ def _plain(found: Any, where: str = "the body") -> Any:
         case float() if found.is_integer():
             return int(found)
         case dict():
-            return {_check_text(name, where): _plain(value, _within(where, name)) for name, value in found.items()}
+            prefix = "" if where == "the body" else f"{where}."
+            return {_check_text(name, where): _plain(value, f"{prefix}{name}") for name, value in found.items()}
         case list():
             return [_plain(value, where) for value in found]
     return found
-
-
-def _within(where: str, name: str) -> str:
-    return name if where == "the body" else f"{where}.{name}"
 
 
 def _check_text(text: str, field: str) -> str:
@@ -215,15 +206,11 @@ def _converted(found: Any, wanted: type[S]) -> S:
 
 
 def _told(said: str) -> Refusal:
-    """What msgspec says, with the member that it is about before it."""
+    """The refusal for a message of msgspec; it begins with the member that it is about."""
     found = _WHERE.match(said)
     what, field = (found["what"], found["path"].lstrip(".")) if found else (said, "")
-    unknown = re.search(r"unknown field `([^`]*)`", what)
-    if unknown:
-        field = f"{field}.{unknown[1]}" if field else unknown[1]
-        return Refusal(422, "invalid", f"{field}: there is no such member", field=field)
-    missing = re.search(r"missing required field `([^`]*)`", what)
-    if missing:
-        field = f"{field}.{missing[1]}" if field else missing[1]
-        return Refusal(422, "invalid", f"{field} is missing", field=field)
+    for kind, words in (("unknown", "{}: there is no such member"), ("missing required", "{} is missing")):
+        if member := re.search(rf"{kind} field `([^`]*)`", what):
+            field = f"{field}.{member[1]}" if field else member[1]
+            return Refusal(422, "invalid", words.format(field), field=field)
     return Refusal(422, "invalid", f"{field}: {what}" if field else what, field=field or None)

@@ -1,15 +1,14 @@
 """Everything that the JSON API can do, each declared once: it serves requests, and `openapi.json` is made of it.
 
-A look is a function: its name, its docstring and the type of `given` are those of the endpoint. An action is a line of
-a table: the members of its body are the options of the method of `Operations` that has its name.
+A look is what it asks of operations and how JSON has that. The members of an action's body are the options of the
+method of operations that has its name.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -21,6 +20,7 @@ from fairlane.dashboard.refusals import Refusal
 from fairlane.errors import ConfigurationError
 from fairlane.job import State
 from fairlane.operations import (
+    AuditPage,
     JobFilter,
     KeyList,
     OneKey,
@@ -97,17 +97,17 @@ class Asked:
 Answer = Callable[[Asked], Awaitable[object]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One thing that can be asked for or done."""
 
     name: str
-    method: Literal["GET", "POST"]
     path: str
     summary: str
     answer: type
     """What it says, for `openapi.json`."""
     carry_out: Answer
+    _: KW_ONLY
     query: type[msgspec.Struct] = shapes.NoQuery
     body: type[msgspec.Struct] | None = None
     role: Role = Role.VIEWER
@@ -115,156 +115,52 @@ class Operation:
     """Besides what any operation answers."""
 
     @property
+    def method(self) -> Literal["GET", "POST"]:
+        return "GET" if self.body is None else "POST"
+
+    @property
     def is_for_one(self) -> bool:
         """It is about a queue or a job, which may not be there."""
         return "{" in self.path
 
 
-_declared: list[Operation] = []
+def _look(ask: Callable[[Asked], Awaitable[Any]], describe: Callable[[Any], object] | None = None) -> Answer:
+    """What is asked of operations, and how JSON has it; without `describe` as it is."""
+
+    async def carry_out(asked: Asked) -> object:
+        found = await ask(asked)
+        return found if describe is None else describe(found)
+
+    return carry_out
 
 
-def _endpoint(place: str, answer: type, *fails: int) -> Callable[[Callable[..., Awaitable[object]]], None]:
-    """Declare a look by the function that carries it out; `given` is its query, or the body of a POST."""
-    method, _, path = place.partition(" ")
-
-    def declare(function: Callable[..., Awaitable[object]]) -> None:
-        given = get_type_hints(function).get("given")
-
-        async def carry_out(asked: Asked) -> object:
-            return await (function(asked) if given is None else function(asked, asked.given))
-
-        operation = Operation(
-            name=function.__name__.strip("_"),
-            method="GET" if method == "GET" else "POST",
-            path=path,
-            summary=inspect.getdoc(function) or "",
-            answer=answer,
-            carry_out=carry_out,
-            fails=fails,
-        )
-        if given is not None:
-            operation = replace(operation, **{"query" if method == "GET" else "body": given})
-        _declared.append(operation)
-
-    return declare
+def _list(name: str, describe: Callable[[Any], object]) -> Callable[[Iterable[Any]], object]:
+    return lambda found: {name: [describe(each) for each in found]}
 
 
-@_endpoint("GET /overview", Overview)
-async def _overview(asked: Asked) -> object:
-    """Is work flowing, who waits and why, and what can be done about it."""
-    return await asked.operations.overview()
+def _keys_of_queue(asked: Asked) -> Awaitable[object]:
+    options = msgspec.structs.asdict(asked.given)
+    return asked.operations.list_keys(asked.queue, held_only=options.pop("held"), **options)
 
 
-@_endpoint("GET /queues", shapes.QueueList)
-async def _list_queues(asked: Asked) -> object:
-    """Every queue at a glance."""
-    return {"queues": await asked.operations.list_queues()}
+def _page_of_audit(asked: Asked) -> Awaitable[AuditPage]:
+    given = asked.given
+    return asked.operations.list_audit(given.queue, before=given.after, limit=given.limit)
 
 
-@_endpoint("GET /queues/{queue}", OneQueue)
-async def _show_queue(asked: Asked) -> object:
-    """One queue: its policy in words, its limits, its partitions, its last hour."""
-    return await asked.operations.show_queue(asked.queue)
+def _jobs_in(asked: Asked, state: str | None) -> Awaitable[object]:
+    wanted = _filter(asked.given, state, _keys(asked.given.key))
+    return asked.operations.list_jobs(wanted, asked.given.limit, asked.given.after, looks=LOOKS)
 
 
-@_endpoint("GET /queues/{queue}/keys", KeyList)
-async def _list_keys(asked: Asked, given: shapes.KeysQuery) -> object:
-    """A page of a queue's keys, by one of its scopes."""
-    options = msgspec.structs.asdict(given)
-    return await asked.operations.list_keys(asked.queue, held_only=options.pop("held"), **options)
-
-
-@_endpoint("GET /queues/{queue}/key", OneKey)
-async def _show_key(asked: Asked, given: shapes.KeyQuery) -> object:
-    """One key: what waits, runs and comes next, its limits and what holds it."""
-    return await asked.operations.show_key(asked.queue, _keys(given.key))
-
-
-@_endpoint("GET /queues/{queue}/explain", shapes.ExplanationShown)
-async def _explain_queue(asked: Asked, given: shapes.ExplainQuery) -> object:
-    """Everything that holds a queue, or some keys of it."""
-    return describe_explanation(await asked.operations.explain_queue(asked.queue, _keys(given.key)))
-
-
-@_endpoint("GET /queues/{queue}/limits", shapes.LimitList)
-async def _list_limits(asked: Asked) -> object:
-    """Every limit of a queue: declared, in force, and who changed it."""
-    return {"limits": [describe_limit(each) for each in await asked.operations.list_limits(asked.queue)]}
-
-
-@_endpoint("GET /jobs", shapes.JobList, 404)
-async def _list_jobs(asked: Asked, given: shapes.JobsQuery) -> object:
-    """Jobs that fit, the newest first."""
-    return await _page(asked, given, given.state)
-
-
-@_endpoint("GET /dead", shapes.JobList, 404)
-async def _list_dead(asked: Asked, given: shapes.DeadQuery) -> object:
-    """Dead jobs, the last to die first."""
-    return await _page(asked, given, "dead")
-
-
-async def _page(asked: Asked, given: shapes.DeadQuery, state: str | None) -> object:
-    wanted = _filter(given, state, _keys(given.key))
-    return describe_page(await asked.operations.list_jobs(wanted, given.limit, given.after, looks=LOOKS))
-
-
-@_endpoint("GET /jobs/{job}", shapes.OneJob)
-async def _show_job(asked: Asked) -> object:
-    """Everything about one job."""
-    return describe_details(await asked.operations.show_job(asked.job))
-
-
-@_endpoint("GET /jobs/{job}/explain", shapes.ExplanationShown)
-async def _explain_job(asked: Asked) -> object:
-    """Everything that holds a job."""
-    return describe_explanation(await asked.operations.explain_job(asked.job))
-
-
-@_endpoint("GET /workers", WorkerList)
-async def _list_workers(asked: Asked) -> object:
-    """Every worker, and those that have gone silent."""
-    return await asked.operations.list_workers()
-
-
-@_endpoint("GET /schedules", shapes.ScheduleList)
-async def _list_schedules(asked: Asked) -> object:
-    """Every schedule: when it is due, what it enqueues, what it enqueued last."""
-    return {"schedules": [describe_schedule(each) for each in await asked.operations.list_schedules()]}
-
-
-@_endpoint("GET /audit", shapes.AuditList)
-async def _list_audit(asked: Asked, given: shapes.AuditQuery) -> object:
-    """What operators did, the newest first."""
-    page = await asked.operations.list_audit(given.queue, before=given.after, limit=given.limit)
-    return {"entries": [describe_entry(each) for each in page.entries], "after": page.before}
-
-
-@_endpoint("GET /policies", shapes.PolicyList)
-async def _show_policies(asked: Asked) -> object:
-    """The policies in force, and where the program at hand declares another one."""
-    return {"policies": [describe_policy(each) for each in await asked.operations.show_policies()]}
-
-
-@_endpoint("GET /findings", shapes.FindingList)
-async def _diagnose(asked: Asked) -> object:
-    """What is wrong with the queues of this database."""
-    return {"findings": await asked.operations.diagnose()}
-
-
-@_endpoint("GET /openapi.json", dict[str, Any])
 async def _openapi(asked: Asked) -> object:
-    """This description."""
     from fairlane.dashboard.api_openapi import describe_api
 
     return describe_api(asked.root)
 
 
-# It changes nothing, so viewers may; it is bounded, and one at a time.
-@_endpoint("POST /simulate", shapes.SimulationList, 404)
-async def _try_policies(asked: Asked, given: shapes.Simulate) -> object:
-    """Try policies side by side on a virtual clock. Touches no queue."""
-    tried = await asked.operations.try_policies(**msgspec.structs.asdict(given))
+async def _simulate(asked: Asked) -> object:
+    tried = await asked.operations.try_policies(**msgspec.structs.asdict(asked.given))
     slowest = [
         replace(each, keys=tuple(sorted(each.keys, key=lambda group: -group.waits.p95)[:SHOWN_KEYS]))
         for each, _ in tried
@@ -302,15 +198,7 @@ def _selection(ids: list[UUID] | None, wanted: shapes.JobChoice | None) -> Selec
     return _filter(wanted, wanted.state, wanted.keys)
 
 
-def _action(
-    name: str,
-    path: str,
-    summary: str,
-    body: type[msgspec.Struct],
-    answer: type,
-    describe: Callable[[Any], dict[str, Any]],
-    *fails: int,
-) -> Operation:
+def _action(name: str, describe: Callable[[Any], dict[str, Any]]) -> Answer:
     """A method of `operations` that takes the variable part of the path, and what is sent by the names that it has."""
 
     async def carry_out(asked: Asked) -> object:
@@ -320,17 +208,7 @@ def _action(
         act: Callable[..., Awaitable[Any]] = getattr(asked.operations, name)
         return describe(await act(*asked.place.values(), **options)) | {"dry_run": asked.given.dry_run}
 
-    return Operation(
-        name=name,
-        method="POST",
-        path=path,
-        summary=summary,
-        answer=answer,
-        carry_out=carry_out,
-        body=body,
-        role=Role.OPERATOR,
-        fails=fails,
-    )
+    return carry_out
 
 
 # fmt: off
@@ -362,12 +240,58 @@ OF_SCHEDULES = (
     ("trigger_schedule", "trigger", "Let a worker fire a schedule once, beside its slots, also if paused."),
 )
 OPERATIONS: tuple[Operation, ...] = (
-    *_declared,
-    *(_action(name, f"/queues/{{queue}}/{what}", summary, body, shapes.ChangeMade, describe_change)
+    Operation("overview", "/overview", "Is work flowing, who waits and why, and what can be done about it.", Overview,
+              _look(lambda asked: asked.operations.overview())),
+    Operation("list_queues", "/queues", "Every queue at a glance.", shapes.QueueList,
+              _look(lambda asked: asked.operations.list_queues(), lambda found: {"queues": found})),
+    Operation("show_queue", "/queues/{queue}", "One queue: its policy in words, its limits, its partitions, its last "
+              "hour.", OneQueue, _look(lambda asked: asked.operations.show_queue(asked.queue))),
+    Operation("list_keys", "/queues/{queue}/keys", "A page of a queue's keys, by one of its scopes.", KeyList,
+              _look(_keys_of_queue), query=shapes.KeysQuery),
+    Operation("show_key", "/queues/{queue}/key", "One key: what waits, runs and comes next, its limits and what holds "
+              "it.", OneKey, _look(lambda asked: asked.operations.show_key(asked.queue, _keys(asked.given.key))),
+              query=shapes.KeyQuery),
+    Operation("explain_queue", "/queues/{queue}/explain", "Everything that holds a queue, or some keys of it.",
+              shapes.ExplanationShown,
+              _look(lambda asked: asked.operations.explain_queue(asked.queue, _keys(asked.given.key)),
+                    describe_explanation), query=shapes.ExplainQuery),
+    Operation("list_limits", "/queues/{queue}/limits", "Every limit of a queue: declared, in force, and who changed "
+              "it.", shapes.LimitList,
+              _look(lambda asked: asked.operations.list_limits(asked.queue), _list("limits", describe_limit))),
+    Operation("list_jobs", "/jobs", "Jobs that fit, the newest first.", shapes.JobList,
+              _look(lambda asked: _jobs_in(asked, asked.given.state), describe_page), query=shapes.JobsQuery,
+              fails=(404,)),
+    Operation("list_dead", "/dead", "Dead jobs, the last to die first.", shapes.JobList,
+              _look(lambda asked: _jobs_in(asked, "dead"), describe_page), query=shapes.DeadQuery, fails=(404,)),
+    Operation("show_job", "/jobs/{job}", "Everything about one job.", shapes.OneJob,
+              _look(lambda asked: asked.operations.show_job(asked.job), describe_details)),
+    Operation("explain_job", "/jobs/{job}/explain", "Everything that holds a job.", shapes.ExplanationShown,
+              _look(lambda asked: asked.operations.explain_job(asked.job), describe_explanation)),
+    Operation("list_workers", "/workers", "Every worker, and those that have gone silent.", WorkerList,
+              _look(lambda asked: asked.operations.list_workers())),
+    Operation("list_schedules", "/schedules", "Every schedule: when it is due, what it enqueues, what it enqueued "
+              "last.", shapes.ScheduleList,
+              _look(lambda asked: asked.operations.list_schedules(), _list("schedules", describe_schedule))),
+    Operation("list_audit", "/audit", "What operators did, the newest first.", shapes.AuditList,
+              _look(_page_of_audit, lambda page: {"entries": [describe_entry(each) for each in page.entries],
+                                                  "after": page.before}), query=shapes.AuditQuery),
+    Operation("show_policies", "/policies", "The policies in force, and where the program at hand declares another "
+              "one.", shapes.PolicyList,
+              _look(lambda asked: asked.operations.show_policies(), _list("policies", describe_policy))),
+    Operation("diagnose", "/findings", "What is wrong with the queues of this database.", shapes.FindingList,
+              _look(lambda asked: asked.operations.diagnose(), lambda found: {"findings": found})),
+    Operation("openapi", "/openapi.json", "This description.", dict[str, Any], _openapi),
+    # It changes nothing, so viewers may; it is bounded, and one at a time.
+    Operation("try_policies", "/simulate", "Try policies side by side on a virtual clock. Touches no queue.",
+              shapes.SimulationList, _simulate, body=shapes.Simulate, fails=(404,)),
+    *(Operation(name, f"/queues/{{queue}}/{what}", summary, shapes.ChangeMade, _action(name, describe_change),
+                body=body, role=Role.OPERATOR)
       for name, what, summary, body in CHANGES),
-    *(_action(name, f"/jobs/{what}", summary, body, shapes.ReportShown, describe_report, 404)
+    *(Operation(name, f"/jobs/{what}", summary, shapes.ReportShown, _action(name, describe_report), body=body,
+                role=Role.OPERATOR, fails=(404,))
       for name, what, summary, body in OF_JOBS),
-    *(_action(name, f"/schedules/{what}", summary, shapes.ChangeSchedule, shapes.ScheduleChange, describe_schedule, 404)
+    *(Operation(name, f"/schedules/{what}", summary, shapes.ScheduleChange, _action(name, describe_schedule),
+                body=shapes.ChangeSchedule, role=Role.OPERATOR, fails=(404,))
       for name, what, summary in OF_SCHEDULES),
 )
 # fmt: on

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from textwrap import dedent
@@ -71,13 +71,22 @@ def describe_api(root: str = "/api") -> Schema:
 
 
 def _operation(each: Operation, query: Schema) -> Schema:
+    usual = LOOKING_FAILS if each.method == "GET" else ACTING_FAILS
+    fails = sorted({*usual, *each.fails, *([404] if each.is_for_one else [])})
+    places = [name for name in PLACES if f"{{{name}}}" in each.path]
     told: Schema = {
         "operationId": each.name,
         "summary": each.summary,
         "tags": ["acting" if each.role is Role.OPERATOR else "looking"],
         "description": f"For {each.role}s.",
-        "parameters": [*_places(each.path), *_parameters(query)],
-        "responses": {"200": _response("What was asked for.", _ref(each.answer)), **_failures(each)},
+        "parameters": [
+            *({"name": name, "in": "path", "required": True, "schema": PLACES[name]} for name in places),
+            *_parameters(query),
+        ],
+        "responses": {
+            "200": _response("What was asked for.", _ref(each.answer)),
+            **{str(status): _response(f"`{CODES[status]}`", _ref(ErrorAnswer)) for status in fails},
+        },
     }
     if each.body is not None:
         told["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(each.body)}}}
@@ -85,12 +94,6 @@ def _operation(each: Operation, query: Schema) -> Schema:
     if each.role is Role.OPERATOR:
         told["parameters"].append(ACTOR)
     return told
-
-
-def _places(path: str) -> Iterator[Schema]:
-    for name, schema in PLACES.items():
-        if f"{{{name}}}" in path:
-            yield {"name": name, "in": "path", "required": True, "schema": schema}
 
 
 def _parameters(query: Schema) -> Iterator[Schema]:
@@ -113,13 +116,6 @@ def _without_null(schema: Schema) -> Schema:
     return {**kinds[0], **rest} if len(kinds) == 1 else {**rest, "anyOf": kinds} if kinds else rest
 
 
-def _failures(each: Operation) -> Schema:
-    usual = LOOKING_FAILS if each.method == "GET" else ACTING_FAILS
-    statuses = sorted({*usual, *each.fails, *([404] if each.is_for_one else [])})
-    error = _ref(ErrorAnswer)
-    return {str(status): _response(f"`{CODES[status]}`", error) for status in statuses}
-
-
 def _response(words: str, schema: Schema) -> Schema:
     return {"description": words, "content": {"application/json": {"schema": schema}}}
 
@@ -131,52 +127,46 @@ def _ref(wanted: type) -> Schema:
 
 def _components(types: Iterable[type], *, is_sent: bool) -> dict[str, Schema]:
     _, found = msgspec.json.schema_components(list(types), ref_template=REF)
-    classes = {each.__name__: each for each in _classes(types)}
+    classes = _classes(types)
     for name, schema in found.items():
         properties = schema.get("properties", {})
         for member, words in _members(classes.get(name)).items():
             if member in properties:
-                properties[member]["description"] = words
+                properties[member].setdefault("description", words)
         if not is_sent and properties:
             # What may be left out by those who send is always there in what we say, unless it is declared otherwise.
-            schema["required"] = [each for each in properties if each not in _optional(classes.get(name))]
+            shape = classes.get(name)
+            fields = msgspec.structs.fields(shape) if shape and issubclass(shape, msgspec.Struct) else ()
+            optional = {each.encode_name for each in fields if each.default is msgspec.UNSET}
+            schema["required"] = [each for each in properties if each not in optional]
             for each in properties.values():
                 each.pop("default", None)
     return dict(found)
 
 
-def _classes(types: Iterable[Any]) -> Iterator[type]:
-    """Every class that these are made of."""
-    seen: set[type] = set()
+def _classes(types: Iterable[Any]) -> dict[str, type]:
+    """Every class that these are made of, by name."""
+    found: dict[str, type] = {}
     waiting: list[Any] = [msgspec.inspect.type_info(each) for each in types]
     while waiting:
-        info = waiting.pop()
-        found = getattr(info, "cls", None)
-        if found is not None:
-            if found in seen:
-                continue
-            seen.add(found)
-            yield found
-        waiting += _parts(info)
-
-
-def _parts(info: Any) -> Sequence[Any]:
-    fields = [field.type for field in getattr(info, "fields", ())]
-    one = [part for name in ("item_type", "key_type", "value_type") if (part := getattr(info, name, None)) is not None]
-    return [*fields, *one, *getattr(info, "types", ()), *getattr(info, "item_types", ())]
-
-
-def _optional(wanted: type | None) -> set[str]:
-    if wanted is None or not issubclass(wanted, msgspec.Struct):
-        return set()
-    return {field.encode_name for field in msgspec.structs.fields(wanted) if field.default is msgspec.UNSET}
+        match waiting.pop():
+            case tuple() as several:
+                waiting += several
+            case msgspec.inspect.Type() | msgspec.inspect.Field() as info:
+                declared = getattr(info, "cls", None)
+                if declared is None or declared.__name__ not in found:
+                    waiting += msgspec.structs.asdict(info).values()
+                if declared is not None:
+                    found[declared.__name__] = declared
+    return found
 
 
 @lru_cache(maxsize=256)
 def _members(wanted: type | None) -> Mapping[str, str]:
     """What the docstring below each member says."""
     words: dict[str, str] = {}
-    for each in reversed(wanted.__mro__ if wanted is not None else ()):
+    bases = reversed(wanted.__mro__ if wanted is not None else ())
+    for each in (part for base in bases for part in (*base.__dict__.get("sources", ()), base)):
         if not each.__module__.startswith("fairlane."):
             continue
         try:
@@ -187,5 +177,5 @@ def _members(wanted: type | None) -> Mapping[str, str]:
         for member, after in zip(body.body, body.body[1:], strict=False):
             match member, after:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    words[name] = " ".join(text.split())
+                    words[name] = " ".join(text.split()).replace("`None`", "`null`")
     return words

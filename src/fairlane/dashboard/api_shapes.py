@@ -1,26 +1,31 @@
 """What programs send to the JSON API, each member with its bounds, and what it answers besides the views of operations.
 
-`openapi.json` is made of both. What is sent is converted into these, and members that are not named are refused. What
-is answered is not: it is made by `describe_…` of operations, and the tests hold every answer to these shapes.
+`openapi.json` is made of both. What is sent is converted into these, and unknown members are refused. What is answered
+is not: `describe_…` of operations makes it, and the tests hold every answer to these shapes. Most of their members are
+those of the values that operations return.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from fairlane.operations.findings import Finding
-from fairlane.operations.jobs import LIMIT
+from fairlane.job import AttemptRecord, JobRecord
+from fairlane.operations import LIMIT, Finding, Report, ScheduleView, exported_columns
+from fairlane.operations import Change as ChangeValue
 from fairlane.operations.keys import MOST_KEYS
-from fairlane.operations.overrides import Affected
 from fairlane.operations.trials import MOST_POLICIES, MOST_SLOTS
 from fairlane.operations.views import KeySort, QueueView
 from fairlane.policy.gates import Origin
 from fairlane.policy.keys import MAX_KEY_BYTES
+from fairlane.policy.overrides import Override
+from fairlane.policy.policy import Difference
+from fairlane.scheduler.explain import Explanation, Hold, Holder, Subject
 from fairlane.simulation.measures import Simulation, Timeline
 from fairlane.simulation.workload import Workload
 
@@ -44,17 +49,22 @@ KeyNumber = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
 Keys = Annotated[dict[Name, KeyText | KeyNumber | None], Meta(max_length=20)]
 SomeKeys = Annotated[dict[Name, KeyText | KeyNumber | None], Meta(min_length=1, max_length=20)]
 KeyPair = Annotated[str, Meta(min_length=1, max_length=MAX_KEY_BYTES + 201)]
+JobIds = Annotated[list[UUID], Meta(min_length=1, max_length=MOST_NAMED)]
 StateName = Literal["scheduled", "ready", "running", "done", "dead", "cancelled"]
+
+
+class Sent(msgspec.Struct, forbid_unknown_fields=True):
+    """What a program sends."""
 
 
 # Queries.
 
 
-class NoQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NoQuery(Sent):
     """Nothing can be asked for besides."""
 
 
-class KeysQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KeysQuery(Sent, kw_only=True):
     """Which keys of a queue."""
 
     by: Name | None = None
@@ -69,21 +79,21 @@ class KeysQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     limit: Annotated[int, Meta(ge=1, le=MOST_KEYS)] = 50
 
 
-class KeyQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KeyQuery(Sent, kw_only=True):
     """Which key."""
 
     key: Annotated[list[KeyPair], Meta(min_length=1, max_length=20)]
     """`account=acme`; repeated where several keys are a scope together. Without `=` it is the key `null`."""
 
 
-class ExplainQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExplainQuery(Sent, kw_only=True):
     """What is to be explained: a queue, or some keys of it."""
 
     key: Annotated[list[KeyPair], Meta(max_length=20)] = []
     """`account=acme`; may be repeated. Without `=` it is the key `null`."""
 
 
-class DeadQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DeadQuery(Sent, kw_only=True):
     """Which dead jobs."""
 
     queue: Name | None = None
@@ -99,7 +109,7 @@ class DeadQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     limit: Annotated[int, Meta(ge=1, le=MOST_LISTED)] = 50
 
 
-class JobsQuery(DeadQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobsQuery(DeadQuery, kw_only=True):
     """Which jobs. The newest come first; done, dead and cancelled ones by their end."""
 
     state: StateName | None = None
@@ -109,7 +119,7 @@ class JobsQuery(DeadQuery, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Before this moment."""
 
 
-class AuditQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AuditQuery(Sent, kw_only=True):
     """Which of the things that operators did. The newest come first."""
 
     queue: Name | None = None
@@ -121,7 +131,7 @@ class AuditQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 # Bodies.
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Change(Sent, kw_only=True):
     """Why, and whether in earnest."""
 
     reason: Text = ""
@@ -130,7 +140,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Only say what would change."""
 
 
-class ChangeForAWhile(Change, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChangeForAWhile(Change, kw_only=True):
     """A change that may end by itself: after a time or at a moment, not both."""
 
     expires_in: Duration | None = None
@@ -138,63 +148,7 @@ class ChangeForAWhile(Change, frozen=True, kw_only=True, forbid_unknown_fields=T
     expires_at: Moment | None = None
 
 
-class Pause(ChangeForAWhile, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What starts nothing more: the whole queue, or a key or a task of it."""
-
-    keys: Keys = {}
-    task: Name | None = None
-
-
-class Resume(Change, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which pause ends: that of exactly this queue, key or task."""
-
-    keys: Keys = {}
-    task: Name | None = None
-
-
-class SetLimit(ChangeForAWhile, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Another bound for one limit and one key."""
-
-    limit: Name
-    """Its name, its kind or its keys: `concurrency:account`, `rate`, `account`."""
-    value: Annotated[float, Meta(ge=0, le=1e9)]
-    keys: Keys = {}
-
-
-class ClearLimit(Change, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which limit has the bound again that the policy declares."""
-
-    limit: Name
-    keys: Keys = {}
-
-
-class SetWeight(ChangeForAWhile, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Another weight for one flow."""
-
-    keys: SomeKeys
-    weight: Annotated[float, Meta(gt=0, le=1e9)]
-
-
-class Boost(ChangeForAWhile, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A flow, and what its weight is multiplied with."""
-
-    keys: SomeKeys
-    factor: Annotated[float, Meta(gt=0, le=1e9)]
-
-
-class ClearWeight(Change, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which flow has the weight again that the policy declares."""
-
-    keys: SomeKeys
-
-
-class ChangeSchedule(Change, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which schedule. It is named here and not in the path: a name may hold whatever its program chose."""
-
-    name: Name
-
-
-class JobChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobChoice(Sent, kw_only=True):
     """Which jobs; what is left out does not matter. None of it: all that the action is for."""
 
     queue: Name | None = None
@@ -207,16 +161,47 @@ class JobChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     finished_until: Moment | None = None
 
 
-class ActOnJobs(Change, frozen=True, kw_only=True, forbid_unknown_fields=True):
+def _body(name: str, words: str, base: type[Change], *members: Any) -> type[msgspec.Struct]:
+    """A body with these members besides those of its base: name, type and, if it may be left out, default."""
+    space = {"__doc__": words}
+    return msgspec.defstruct(name, members, bases=(base,), module=__name__, namespace=space, kw_only=True)
+
+
+KEYS: tuple[str, Any, Any] = ("keys", Keys, {})
+SOME_KEYS = ("keys", SomeKeys)
+TASK = ("task", Name | None, None)
+BOUND = ("value", Annotated[float, Meta(ge=0, le=1e9)])
+FACTOR = Annotated[float, Meta(gt=0, le=1e9)]
+WHICH = Meta(description="Its name, its kind or its keys: `concurrency:account`, `rate`, `account`.")
+# fmt: off
+Pause = _body("Pause", "What starts nothing more: the whole queue, or a key or a task of it.", ChangeForAWhile,
+              KEYS, TASK)
+Resume = _body("Resume", "Which pause ends: that of exactly this queue, key or task.", Change, KEYS, TASK)
+SetLimit = _body("SetLimit", "Another bound for one limit and one key.", ChangeForAWhile,
+                 ("limit", Annotated[Name, WHICH]), BOUND, KEYS)
+ClearLimit = _body("ClearLimit", "Which limit has the bound again that the policy declares.", Change,
+                   ("limit", Name), KEYS)
+SetWeight = _body("SetWeight", "Another weight for one flow.", ChangeForAWhile, SOME_KEYS, ("weight", FACTOR))
+Boost = _body("Boost", "A flow, and what its weight is multiplied with.", ChangeForAWhile, SOME_KEYS,
+              ("factor", FACTOR))
+ClearWeight = _body("ClearWeight", "Which flow has the weight again that the policy declares.", Change, SOME_KEYS)
+ChangeSchedule = _body("ChangeSchedule", "Which schedule. It is named here and not in the path: a name may hold "
+                       "whatever its program chose.", Change, ("name", Name))
+ForceJobs = _body("ForceJobs", "Jobs named one by one: what goes around limits is never chosen by a filter.", Change,
+                  ("ids", JobIds))
+# fmt: on
+
+
+class ActOnJobs(Change, kw_only=True):
     """Jobs named one by one, or all that fit: exactly one of `ids` and `filter`."""
 
-    ids: Annotated[list[UUID], Meta(min_length=1, max_length=MOST_NAMED)] | None = None
+    ids: JobIds | None = None
     filter: JobChoice | None = None
     limit: Annotated[int, Meta(ge=1, le=MOST_TOUCHED)] = LIMIT
     """Jobs that are touched at most."""
 
 
-class ReplayJobs(ActOnJobs, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReplayJobs(ActOnJobs, kw_only=True):
     """Jobs named one by one, or all that fit: exactly one of `ids` and `filter`."""
 
     delay: Duration | None = None
@@ -225,13 +210,7 @@ class ReplayJobs(ActOnJobs, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Where another job holds the unique key: skip the job, or take the place of that one if it waits."""
 
 
-class ForceJobs(Change, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Jobs named one by one: what goes around limits is never chosen by a filter."""
-
-    ids: Annotated[list[UUID], Meta(min_length=1, max_length=MOST_NAMED)]
-
-
-class Simulate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Simulate(Sent, kw_only=True):
     """Policies to try side by side, and the jobs to try them on: a workload, or the history of a queue."""
 
     policies: Annotated[list[Name | dict[str, Any]], Meta(min_length=1, max_length=MOST_POLICIES)]
@@ -254,10 +233,26 @@ class Simulate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 # Answers.
 
+T = TypeVar("T")
 KeysShown = dict[str, str | None]
+AS_JSON = {"Instant": datetime, "UUID": str, "State": StateName}
+"""Types that values have otherwise in JSON, by the names under which they are declared."""
 
 
-class ErrorShown(msgspec.Struct, frozen=True, kw_only=True):
+def _of(source: type, *names: str) -> Callable[[type[T]], type[T]]:
+    """Give an answer these members of a value that operations return (all, if none are named), besides its own."""
+
+    def declare(answer: type[T]) -> type[T]:
+        types = get_type_hints(source, localns=AS_JSON)
+        members = {name: types[name] for name in names or types} | answer.__annotations__
+        namespace = {"__doc__": answer.__doc__, "sources": (source, *getattr(answer, "sources", ()))}
+        made = msgspec.defstruct(answer.__name__, [*members.items()], module=__name__, namespace=namespace)
+        return cast("type[T]", made)
+
+    return declare
+
+
+class ErrorShown(msgspec.Struct, kw_only=True):
     """What went wrong."""
 
     code: str
@@ -270,57 +265,17 @@ class ErrorShown(msgspec.Struct, frozen=True, kw_only=True):
     """The member of the body or of the query that it is about."""
 
 
-class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Every answer that is not 200."""
-
-    error: ErrorShown
-
-
-class QueueList(msgspec.Struct, frozen=True, kw_only=True):
-    """Every queue at a glance."""
-
-    queues: list[QueueView]
-
-
-class JobShown(msgspec.Struct, frozen=True, kw_only=True):
+@_of(JobRecord, *exported_columns())
+class JobShown:
     """A job, without what it carries."""
 
-    id: str
-    queue: str
-    task: str
-    state: StateName
-    priority: int
-    keys: KeysShown
-    attempt: int
-    max_attempts: int
-    replays: int
-    """How often it was put back after it had ended; `attempt` counts from the last time on."""
-    context: dict[str, Any]
-    enqueued_at: datetime
-    due_at: datetime | None
-    claimed_at: datetime | None
-    finished_at: datetime | None
-    worker: str | None
-    error: str | None
-    progress: float | None
-    progress_message: str | None
-    cancel_requested: bool
-    has_on_dead: bool
-    """It has declared something for its death."""
 
-
-class AttemptShown(msgspec.Struct, frozen=True, kw_only=True):
+@_of(AttemptRecord)
+class AttemptShown:
     """One run of a job."""
 
-    attempt: int
-    claimed_at: datetime
-    ended_at: datetime | None
-    worker: str | None
-    outcome: str
-    error: str | None
 
-
-class OneJob(JobShown, frozen=True, kw_only=True):
+class OneJob(JobShown):
     """Everything about one job. What it carries and what it returned may be redacted."""
 
     call: Any
@@ -329,7 +284,7 @@ class OneJob(JobShown, frozen=True, kw_only=True):
     attempts: list[AttemptShown]
 
 
-class JobList(msgspec.Struct, frozen=True, kw_only=True):
+class JobList(msgspec.Struct, kw_only=True):
     """Some jobs."""
 
     jobs: list[JobShown]
@@ -338,69 +293,44 @@ class JobList(msgspec.Struct, frozen=True, kw_only=True):
     single request looks at is bounded."""
 
 
-class HolderShown(msgspec.Struct, frozen=True, kw_only=True):
+@_of(Holder)
+class HolderShown:
     """A job that takes up a place."""
 
-    job: str
-    task: str
-    worker: str | None
     since: datetime | None
-    due_at: datetime | None
 
 
-class HoldShown(msgspec.Struct, frozen=True, kw_only=True):
+@_of(Hold, "reason", "words", "limit", "key", "used", "bound", "until", "count")
+class HoldShown:
     """One reason to wait."""
 
-    reason: str
-    words: str
-    limit: str | None
-    key: KeysShown
-    used: float | None
-    bound: float | None
     bound_from: Origin | None
     """Where the bound came from: the policy, the newest job of the key, an override, or the default of 1 that holds
     until a job brings a number."""
-    until: datetime | None
-    """When it ends by itself; `null`: not by time."""
-    count: int | None
     holders: list[HolderShown]
     set_by: str | None
     """The operator who set it, or its bound."""
 
 
-class ExplanationShown(msgspec.Struct, frozen=True, kw_only=True):
+@_of(Subject, "job", "queue", "task", "state", "priority", "keys")
+@_of(Explanation, "earliest", "estimate", "now")
+class ExplanationShown:
     """Everything that holds a job, a key or a queue."""
 
-    job: str | None
-    queue: str
-    task: str | None
-    state: StateName | None
-    priority: int
-    keys: KeysShown
     reasons: list[HoldShown]
-    earliest: datetime | None
-    """No start before this; `null`: no time is known, somebody has to act."""
-    estimate: datetime | None
     next_up: list[str]
     """Jobs that would start next, in their order."""
-    now: datetime
 
 
-class OverrideShown(msgspec.Struct, frozen=True, kw_only=True):
+@_of(Override, "kind", "limit", "value", "expires_at", "set_at", "set_by", "reason")
+class OverrideShown:
     """One change of what a policy says."""
 
-    kind: Literal["pause", "limit", "weight", "boost", "suspend"]
     keys: KeysShown
-    limit: str | None
-    value: float | None
-    expires_at: datetime | None
-    set_at: datetime
-    set_by: str
-    reason: str
     says: str
 
 
-class OverrideInForceShown(OverrideShown, frozen=True, kw_only=True):
+class OverrideInForceShown(OverrideShown):
     """An override, its queue, and whether it does something."""
 
     queue: str
@@ -408,11 +338,10 @@ class OverrideInForceShown(OverrideShown, frozen=True, kw_only=True):
     """Why it has none under the policy in force; `null`: it has."""
 
 
-class ChangeMade(msgspec.Struct, frozen=True, kw_only=True):
+@_of(ChangeValue, "queue", "action", "affected")
+class ChangeMade:
     """What an action changed about a queue, or would change."""
 
-    queue: str
-    action: str
     dry_run: bool
     before: list[OverrideShown]
     """Overrides that were replaced, or ended."""
@@ -420,11 +349,9 @@ class ChangeMade(msgspec.Struct, frozen=True, kw_only=True):
     """Overrides that were set. Nothing before and nothing after: there was nothing to change."""
     partitions: list[ChangeMade]
     """What it changed in partitions that had an override of their own."""
-    affected: Affected | None
-    """The jobs that it would be about; of a dry run only."""
 
 
-class SkippedShown(msgspec.Struct, frozen=True, kw_only=True):
+class SkippedShown(msgspec.Struct, kw_only=True):
     """A job that was left alone."""
 
     id: str
@@ -433,7 +360,8 @@ class SkippedShown(msgspec.Struct, frozen=True, kw_only=True):
     """The job that holds its unique key, if that is why."""
 
 
-class ReportShown(msgspec.Struct, frozen=True, kw_only=True):
+@_of(Report, "more")
+class ReportShown:
     """What an action did with jobs, or would do."""
 
     action: str
@@ -447,11 +375,9 @@ class ReportShown(msgspec.Struct, frozen=True, kw_only=True):
     """How many of those were skipped because another job holds their unique key."""
     replaced: list[str]
     """Waiting jobs that were cancelled, or would be, because they held the unique keys of those that were replayed."""
-    more: bool
-    """The limit was reached, and there are others that fit."""
 
 
-class LimitShown(msgspec.Struct, frozen=True, kw_only=True):
+class LimitShown(msgspec.Struct, kw_only=True):
     """A limit for every key, or for one key that an operator has given another bound."""
 
     limit: str
@@ -463,22 +389,14 @@ class LimitShown(msgspec.Struct, frozen=True, kw_only=True):
     override: OverrideShown | None
 
 
-class LimitList(msgspec.Struct, frozen=True, kw_only=True):
-    """Every limit of a queue."""
-
-    limits: list[LimitShown]
-
-
-class DifferenceShown(msgspec.Struct, frozen=True, kw_only=True):
+@_of(Difference)
+class DifferenceShown:
     """What applying the declared policy would change."""
 
-    part: str
-    before: Any
-    after: Any
     says: str
 
 
-class PolicyShown(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyShown(msgspec.Struct, kw_only=True):
     """A queue's policy in force, and where the program at hand declares another one."""
 
     queue: str
@@ -495,13 +413,7 @@ class PolicyShown(msgspec.Struct, frozen=True, kw_only=True):
     overrides: list[OverrideInForceShown]
 
 
-class PolicyList(msgspec.Struct, frozen=True, kw_only=True):
-    """The policies of all queues."""
-
-    policies: list[PolicyShown]
-
-
-class EntryShown(msgspec.Struct, frozen=True, kw_only=True):
+class EntryShown(msgspec.Struct, kw_only=True):
     """Something that an operator did."""
 
     id: int
@@ -515,7 +427,7 @@ class EntryShown(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class AuditList(msgspec.Struct, frozen=True, kw_only=True):
+class AuditList(msgspec.Struct, kw_only=True):
     """What operators did, the newest first."""
 
     entries: list[EntryShown]
@@ -523,58 +435,41 @@ class AuditList(msgspec.Struct, frozen=True, kw_only=True):
     """Where the next page begins; `null`: this is the last one."""
 
 
-class FindingList(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found, the worst first. Nothing: all is well."""
-
-    findings: list[Finding]
-
-
-class SimulationList(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the jobs, policy by policy; of the keys, those that waited longest."""
-
-    simulations: list[Simulation]
-    timelines: list[Timeline]
-
-
-class ScheduleShown(msgspec.Struct, frozen=True, kw_only=True):
+@_of(ScheduleView, *(name for name in get_type_hints(ScheduleView) if name != "job"))
+class ScheduleShown:
     """A schedule as it stands."""
 
-    name: str
     state: Literal["active", "paused", "orphaned"]
     """`orphaned`: no worker has it any more, so that nobody fires it."""
-    is_paused: bool
-    """An orphaned one may be paused besides."""
     recurrence: str
     """A cron line and its timezone, or an interval."""
     words: str
     """The same for people."""
     missed: Literal["skip", "once", "all"]
-    task: str
-    queue: str
     call: Any
     """`[arguments, named arguments]`. It may be redacted, and is `null` where the app's codec keeps it secret."""
-    next_at: datetime | None
-    """Its next slot; `null` while it is not to fire."""
-    resumes_at: datetime | None
-    """The first slot that it would fire if it were resumed now; `null` where it is not paused."""
-    last_slot: datetime | None
-    """What was fired last: a slot, or the moment of a trigger."""
-    last_job: str | None
-    """The job that stands for it; `null` where there is none, as its queue's rules refused it."""
-    last_fired_at: datetime | None
-    declared_at: datetime
-    """When a worker last said that it has it."""
-    triggers_waiting: int
-    """Triggers of operators that no worker has fired yet."""
 
 
-class ScheduleList(msgspec.Struct, frozen=True, kw_only=True):
-    """Every schedule, by name."""
-
-    schedules: list[ScheduleShown]
-
-
-class ScheduleChange(ScheduleShown, frozen=True, kw_only=True):
+class ScheduleChange(ScheduleShown):
     """A schedule as it stands after the change; with `dry_run`, as it stands."""
 
     dry_run: bool
+
+
+def _object(name: str, words: str, **members: Any) -> type[msgspec.Struct]:
+    """An answer of few members."""
+    return msgspec.defstruct(name, [*members.items()], module=__name__, namespace={"__doc__": words})
+
+
+ErrorAnswer = _object("ErrorAnswer", "Every answer that is not 200.", error=ErrorShown)
+QueueList = _object("QueueList", "Every queue at a glance.", queues=list[QueueView])
+LimitList = _object("LimitList", "Every limit of a queue.", limits=list[LimitShown])
+PolicyList = _object("PolicyList", "The policies of all queues.", policies=list[PolicyShown])
+ScheduleList = _object("ScheduleList", "Every schedule, by name.", schedules=list[ScheduleShown])
+FindingList = _object("FindingList", "What was found, the worst first. Nothing: all is well.", findings=list[Finding])
+SimulationList = _object(
+    "SimulationList",
+    "What became of the jobs, policy by policy; of the keys, those that waited longest.",
+    simulations=list[Simulation],
+    timelines=list[Timeline],
+)

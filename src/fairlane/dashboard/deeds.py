@@ -1,4 +1,4 @@
-"""Everything that changes something goes the same way: look at what would be done, say why, do it, be told.
+"""Every action goes the same way: a preview of what it would do, a reason, the action, its report.
 
 A deed is one function that does it or, with `dry_run`, says what it would do. The preview is a plain link: it changes
 nothing, so it can be shared and reloaded. Only the confirmation is sent as a form, bound to the session.
@@ -16,14 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fairlane.clock import as_datetime
 from fairlane.dashboard.access import Role, require
 from fairlane.dashboard.html import clock
-from fairlane.dashboard.page import filter_from, job_from, key_query, keys_of, limit_from, selection_from
+from fairlane.dashboard.page import filter_from, job_from, key_query, keys_of, limit_from
 from fairlane.dashboard.security import form_of
 from fairlane.errors import ConfigurationError
 from fairlane.job import State
-from fairlane.operations import Change, JobFilter, Operations, Report, ScheduleView
+from fairlane.operations import Change, JobFilter, Operations, Report, ScheduleView, Selection
 from fairlane.policy.overrides import Kind, Override
 from fairlane.policy.unique import checked_on_replay_conflict
 
@@ -94,8 +93,9 @@ class Deed:
     """In the address: `replay-jobs`."""
     title: str
     """A question's beginning: `Replay dead jobs`."""
-    button: str
     carry_out: CarryOut
+    button: str = ""
+    """What confirms it, where that is not the title."""
     warning: str = ""
     """What cannot be undone about it."""
     lasts: bool = False
@@ -155,12 +155,14 @@ def _undo(change: Change) -> Undo | None:
         limit = {} if override.limit is None else {"limit": override.limit}
         return Undo(*ENDS[override.kind], {**fields, **limit})
     known = {each.id for each in change.before}
+    # Without who set them and why: whoever restores them does.
+    before = [msgspec.structs.replace(each, set_at=0, set_by="", reason="") for each in change.before]
     return Undo(
         "Restore what was there before",
         "restore",
         {
             "queue": change.queue,
-            "overrides": msgspec.json.encode([_unsigned(each) for each in change.before]).decode(),
+            "overrides": msgspec.json.encode(before).decode(),
             "ending": msgspec.json.encode([each.id for each in change.after if each.id not in known]).decode(),
         },
     )
@@ -172,11 +174,6 @@ def _is_alone(override: Override, change: Change) -> bool:
     return override.kind not in pair or not any(
         each.kind in pair and each.scope == override.scope and each.id != override.id for each in change.remaining
     )
-
-
-def _unsigned(override: Override) -> Override:
-    """Without who set it and why: whoever restores it does."""
-    return msgspec.structs.replace(override, set_at=0, set_by="", reason="")
 
 
 def _lines(change: Change) -> list[str]:
@@ -195,7 +192,7 @@ def _lines(change: Change) -> list[str]:
 
 
 def _said(override: Override, change: Change) -> str:
-    until = "" if override.expires_at is None else f", until {as_datetime(override.expires_at):%Y-%m-%d %H:%M:%S} UTC"
+    until = "" if override.expires_at is None else f", until {clock(override.expires_at)} UTC"
     return f"{override.describe(change.everyone)}{until}"
 
 
@@ -208,8 +205,10 @@ def deed_routes(dashboard: Dashboard) -> list[Route]:
         deed = known.get(request.path_params["deed"])
         if deed is None:
             raise HTTPException(404, "there is nothing of that name to do")
-        if not dry_run:
-            _check_reason(reason)
+        if not dry_run and not reason:
+            raise HTTPException(400, "say why: it is recorded in the audit")
+        if len(reason) > LONGEST_REASON:
+            raise HTTPException(400, f"the reason: at most {LONGEST_REASON} characters")
         fields = {name: value for name, value in given.items() if name not in OWN_FIELDS}
         intent = Intent(actor=visitor.name, reason=reason, dry_run=dry_run)
         told = await deed.carry_out(dashboard.operations, fields, intent)
@@ -230,27 +229,20 @@ def deed_routes(dashboard: Dashboard) -> list[Route]:
     ]
 
 
-def safe_path(given: str | None, default: str = "/") -> str:
+def safe_path(given: str | None) -> str:
     """A path below the dashboard, and nothing that leads elsewhere."""
     if given is None or not given.startswith("/") or given.startswith("//") or "\\" in given:
-        return default
-    return default if any(ord(sign) < 0x20 or ord(sign) == 0x7F for sign in given) else given
-
-
-def _check_reason(reason: str) -> None:
-    if not reason:
-        raise HTTPException(400, "say why: it is recorded in the audit")
-    if len(reason) > LONGEST_REASON:
-        raise HTTPException(400, f"the reason: at most {LONGEST_REASON} characters")
+        return "/"
+    return "/" if any(ord(sign) < 0x20 or ord(sign) == 0x7F for sign in given) else given
 
 
 # Queues.
 
 
-def _queue_of(fields: Fields) -> str:
-    if not fields.get("queue"):
-        raise ConfigurationError("which queue? The form did not say")
-    return fields["queue"]
+def _given(fields: Fields, name: str) -> str:
+    if not fields.get(name):
+        raise ConfigurationError(f"which {name}? The form did not say")
+    return fields[name]
 
 
 def _number_of(fields: Fields) -> float:
@@ -276,7 +268,7 @@ def _changing(method: str, *options: str) -> CarryOut:
 
     async def carry_out(operations: Operations, fields: Fields, intent: Intent) -> Told:
         given = {name: OPTIONS[name](fields) for name in options}
-        return told_of_change(await getattr(operations, method)(_queue_of(fields), **given, **intent))
+        return told_of_change(await getattr(operations, method)(_given(fields, "queue"), **given, **intent))
 
     return carry_out
 
@@ -288,7 +280,7 @@ async def _restore(operations: Operations, fields: Fields, intent: Intent) -> To
         ending = msgspec.json.decode(fields.get("ending", ""), type=list[str])
     except msgspec.DecodeError:
         raise ConfigurationError("what is to be restored? The form did not say") from None
-    queue = _queue_of(fields)
+    queue = _given(fields, "queue")
     return told_of_change(await operations.restore_overrides(queue, overrides, ending=ending, **intent))
 
 
@@ -299,7 +291,8 @@ def _handling(method: str) -> CarryOut:
     """An action of `operations` on the job that is named, or on all that fit."""
 
     async def carry_out(operations: Operations, fields: Fields, intent: Intent) -> Told:
-        chosen = selection_from(fields)
+        named = fields.get("job", "").strip()
+        chosen: Selection = [job_from(named)] if named else filter_from(fields)
         options: dict[str, Any] = {"limit": limit_from(fields)}
         if method == "replay_jobs":
             options["delay"] = fields.get("delay", "").strip() or None
@@ -319,24 +312,24 @@ async def _force(operations: Operations, fields: Fields, intent: Intent) -> Told
 
 
 async def _pause_schedule(operations: Operations, fields: Fields, intent: Intent) -> Told:
-    view, dry_run = await operations.pause_schedule(_schedule_of(fields), **intent), intent["dry_run"]
+    view, dry_run = await operations.pause_schedule(_given(fields, "schedule"), **intent), intent["dry_run"]
     if dry_run and view.is_paused:
         return Told(headline=f"{view.name} is paused already", is_nothing=True)
     left_out = [] if view.next_at is None else [f"the first slot that is left out: {clock(view.next_at)} UTC"]
     return Told(
-        headline=f"{view.name} would be paused" if dry_run else f"{view.name} is paused",
+        headline=f"{view.name} {'would be' if dry_run else 'is'} paused",
         undo=Undo("Resume", "resume-schedule", {"schedule": view.name}),
         lines=[*_lines_of(view), *left_out, "slots that come meanwhile are not made up for"],
     )
 
 
 async def _resume_schedule(operations: Operations, fields: Fields, intent: Intent) -> Told:
-    view, dry_run = await operations.resume_schedule(_schedule_of(fields), **intent), intent["dry_run"]
+    view, dry_run = await operations.resume_schedule(_given(fields, "schedule"), **intent), intent["dry_run"]
     if dry_run and not view.is_paused:
         return Told(headline=f"{view.name} is not paused", is_nothing=True)
     first = view.resumes_at if dry_run else view.next_at
     return Told(
-        headline=f"{view.name} would be resumed" if dry_run else f"{view.name} is resumed",
+        headline=f"{view.name} {'would be' if dry_run else 'is'} resumed",
         undo=Undo("Pause again", "pause-schedule", {"schedule": view.name}),
         lines=[*_lines_of(view), *([] if first is None else [f"its next slot: {clock(first)} UTC"])],
         note=NOBODY if view.state == "orphaned" else "",
@@ -344,7 +337,7 @@ async def _resume_schedule(operations: Operations, fields: Fields, intent: Inten
 
 
 async def _trigger_schedule(operations: Operations, fields: Fields, intent: Intent) -> Told:
-    view = await operations.trigger_schedule(_schedule_of(fields), **intent)
+    view = await operations.trigger_schedule(_given(fields, "schedule"), **intent)
     happens = "would be fired once, beside its slots" if intent["dry_run"] else "is triggered"
     return Told(
         headline=f"{view.name} {happens}",
@@ -357,68 +350,39 @@ def _lines_of(view: ScheduleView) -> list[str]:
     return [f"task {view.task}, queue {view.queue}", f"{view.words} ({view.recurrence})"]
 
 
-def _schedule_of(fields: Fields) -> str:
-    if not fields.get("schedule"):
-        raise ConfigurationError("which schedule? The form did not say")
-    return fields["schedule"]
-
-
 NOBODY = "No worker has it, so that nobody fires it. Start one that declares it."
 
-CANCEL = Deed(
-    name="cancel-jobs",
-    title="Cancel",
-    button="Cancel",
-    carry_out=_handling("cancel_jobs"),
-    afterwards="This cannot be undone. A cancelled job can be replayed: it starts anew, at the end of its lane.",
-)
-RETRY = Deed(
-    name="retry-jobs",
-    title="Retry now",
-    button="Retry now",
-    carry_out=_handling("retry_jobs"),
-    afterwards="This cannot be undone: the times that they waited for are gone. What has not started can be cancelled.",
-)
-FORCE = Deed(
-    name="force-jobs",
-    title="Run now",
-    button="Run now",
-    carry_out=_force,
-    warning="It starts in the next free slot, whatever pauses and limits say. Every limit counts it.",
-    afterwards="This cannot be undone. As long as it has not started, it can be cancelled.",
-)
-REPLAY = Deed(
-    name="replay-jobs",
-    title="Replay",
-    button="Replay",
-    carry_out=_handling("replay_jobs"),
-    afterwards="This cannot be undone. What has not started can be cancelled.",
-)
-PURGE = Deed(
-    name="purge-jobs",
-    title="Purge",
-    button="Purge for good",
-    carry_out=_handling("purge_jobs"),
-    warning="They are removed with their history. This cannot be undone.",
-    afterwards="They are gone with their history. This cannot be undone.",
-)
-
 # fmt: off
+CANCEL = Deed("cancel-jobs", "Cancel", _handling("cancel_jobs"),
+              afterwards="This cannot be undone. A cancelled job can be replayed: it starts anew, at the end of its "
+                         "lane.")
+RETRY = Deed("retry-jobs", "Retry now", _handling("retry_jobs"),
+             afterwards="This cannot be undone: the times that they waited for are gone. What has not started can be "
+                        "cancelled.")
+FORCE = Deed("force-jobs", "Run now", _force,
+             warning="It starts in the next free slot, whatever pauses and limits say. Every limit counts it.",
+             afterwards="This cannot be undone. As long as it has not started, it can be cancelled.")
+REPLAY = Deed("replay-jobs", "Replay", _handling("replay_jobs"),
+              afterwards="This cannot be undone. What has not started can be cancelled.")
+PURGE = Deed("purge-jobs", "Purge", _handling("purge_jobs"), button="Purge for good",
+             warning="They are removed with their history. This cannot be undone.",
+             afterwards="They are gone with their history. This cannot be undone.")
 DEEDS: tuple[Deed, ...] = (
     CANCEL, RETRY, FORCE, REPLAY, PURGE,
-    Deed("pause", "Pause", "Pause", _changing("pause", "keys", "expires_in"), lasts=True),
-    Deed("resume", "Resume", "Resume", _changing("resume", "keys")),
-    Deed("suspend", "Suspend all limits", "Suspend", _changing("suspend", "expires_in"), lasts=True,
+    Deed("pause", "Pause", _changing("pause", "keys", "expires_in"), lasts=True),
+    Deed("resume", "Resume", _changing("resume", "keys")),
+    Deed("suspend", "Suspend all limits", _changing("suspend", "expires_in"), lasts=True, button="Suspend",
          warning="No limit of the queue holds anything back meanwhile. All go on counting."),
-    Deed("unsuspend", "Let limits hold again", "Let them hold", _changing("unsuspend")),
-    Deed("set-limit", "Change a limit", "Change it", _changing("set_limit", "limit", "value", "keys", "expires_in")),
-    Deed("clear-limit", "Back to the declared limit", "Clear", _changing("clear_limit", "limit", "keys")),
-    Deed("set-weight", "Change a weight", "Change it", _changing("set_weight", "weight", "keys", "expires_in")),
-    Deed("clear-weight", "Back to the declared weight", "Clear", _changing("clear_weight", "keys")),
-    Deed("restore", "Restore what was there before", "Restore", _restore),
-    Deed("pause-schedule", "Pause a schedule", "Pause", _pause_schedule),
-    Deed("resume-schedule", "Resume a schedule", "Resume", _resume_schedule),
-    Deed("trigger-schedule", "Trigger a schedule", "Trigger", _trigger_schedule,
+    Deed("unsuspend", "Let limits hold again", _changing("unsuspend"), button="Let them hold"),
+    Deed("set-limit", "Change a limit", _changing("set_limit", "limit", "value", "keys", "expires_in"),
+         button="Change it"),
+    Deed("clear-limit", "Back to the declared limit", _changing("clear_limit", "limit", "keys"), button="Clear"),
+    Deed("set-weight", "Change a weight", _changing("set_weight", "weight", "keys", "expires_in"), button="Change it"),
+    Deed("clear-weight", "Back to the declared weight", _changing("clear_weight", "keys"), button="Clear"),
+    Deed("restore", "Restore what was there before", _restore, button="Restore"),
+    Deed("pause-schedule", "Pause a schedule", _pause_schedule, button="Pause"),
+    Deed("resume-schedule", "Resume a schedule", _resume_schedule, button="Resume"),
+    Deed("trigger-schedule", "Trigger a schedule", _trigger_schedule, button="Trigger",
          afterwards="This cannot be undone. Its job can be cancelled as long as it has not ended."),
 )
 # fmt: on

@@ -14,9 +14,23 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fairlane.clock import SECOND, Instant, as_datetime, measured
-from fairlane.operations.views import Chart, Counted, KeyMinute
+from fairlane.dashboard.page import key_query, watched_text
+from fairlane.operations.views import Chart, Counted, HintKind, KeyMinute, MinuteView, OneKey, QueueStatus
 
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+LOOKS = {
+    QueueStatus.IDLE: ("", "○"),
+    QueueStatus.FLOWING: ("calm", "●"),
+    QueueStatus.LIMITED: ("calm", "▮"),
+    QueueStatus.LAGGING: ("lag", "▲"),
+    QueueStatus.PAUSED: ("lag", "‖"),
+    QueueStatus.STOPPED: ("fault", "✕"),
+    HintKind.LIMIT: ("calm", "▮"),
+    HintKind.LAG: ("lag", "▲"),
+    HintKind.WARNING: ("lag", "▲"),
+    HintKind.FAULT: ("fault", "✕"),
+    HintKind.PAUSE: ("lag", "‖"),
+}
+"""A class and a sign for each: nothing is said by colour alone."""
 
 
 class Rendering:
@@ -30,25 +44,13 @@ class Rendering:
             lstrip_blocks=True,
             undefined=StrictUndefined,
         )
-        self.environment.filters.update(
-            ago=ago,
-            clock=clock,
-            counted=counted,
-            iso=iso,
-            key_text=key_text,
-            first_line=first_line,
-            lasting=lasting,
-            measured=measured,
-            merged=merged,
-            number=number,
-            pathpart=path_part,
-            per=per,
-            pretty=pretty,
-            seconds=seconds,
-            short=short,
-            sparkline=sparkline,
-        )
-        self.environment.globals["version"] = version("fairlane")
+        self.environment.filters |= {filter.__name__: filter for filter in FILTERS}
+        self.environment.globals |= {
+            "version": version("fairlane"),
+            "looks": LOOKS,
+            "key_query": key_query,
+            "watched_text": watched_text,
+        }
 
     def part(self, template: str, shown: Mapping[str, Any]) -> str:
         """The main part of a page: what changes while somebody looks."""
@@ -70,7 +72,7 @@ def fingerprint(html: str) -> str:
     return sha256(html.encode()).hexdigest()[:16]
 
 
-def path_part(text: object) -> str:
+def pathpart(text: object) -> str:
     """A name as one part of a path, slashes and all."""
     return quote(str(text), safe="")
 
@@ -93,7 +95,7 @@ def lasting(microseconds: float | None) -> str:
         return f"{microseconds / 1_000:.0f} ms"
     seconds = round(microseconds / SECOND)
     parts: list[str] = []
-    for size, unit in _UNITS:
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
         if seconds >= size and len(parts) < 2:
             parts.append(f"{seconds // size} {unit}")
             seconds %= size
@@ -151,10 +153,6 @@ def key_text(keys: Mapping[str, str | None]) -> str:
     return ", ".join(f"{name}={value}" for name, value in keys.items() if value is not None and name != "task")
 
 
-def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    return {**one, **other}
-
-
 CALM = ("series-1", "series-4", "series-3", "soft")
 """Of series that tell of no fault: none is red."""
 HOUR = 3_600
@@ -164,49 +162,31 @@ def _series(label: str, values: Sequence[float], **look: Any) -> dict[str, Any]:
     return {"label": label, "values": [round(value, 3) for value in values], **look}
 
 
-def _minutes(chart: Chart) -> list[float]:
-    return [each.at.timestamp() for each in chart.minutes]
+def _times(minutes: Sequence[KeyMinute]) -> list[float]:
+    return [each.at.timestamp() for each in minutes]
 
 
 def throughput_chart(chart: Chart) -> dict[str, Any]:
     """Arrivals, ends and failures, by minute."""
     minutes = chart.minutes
-    return {
-        "x": _minutes(chart),
-        "series": [
-            _series("ended", [each.ended for each in minutes], color="series-1", fill=True),
-            _series("arrived", [each.arrived for each in minutes], color="series-4", dash=[4, 3]),
-            _series("failed", [each.failed for each in minutes], color="series-2"),
-        ],
-    }
+    ended = _series("ended", [each.ended for each in minutes], color="series-1", fill=True)
+    arrived = _series("arrived", [each.arrived for each in minutes], color="series-4", dash=[4, 3])
+    failed = _series("failed", [each.failed for each in minutes], color="series-2")
+    return {"x": _times(minutes), "series": [ended, arrived, failed]}
 
 
-def wait_chart(chart: Chart) -> dict[str, Any]:
-    """How long those that started had waited."""
-    minutes = chart.minutes
-    return {
-        "x": _minutes(chart),
-        "unit": "s",
-        "series": [
-            _series("longest wait", [each.longest_wait for each in minutes], color="series-3", dash=[4, 3]),
-            _series("mean wait", [each.mean_wait for each in minutes], color="series-1", fill=True),
-        ],
-    }
-
-
-def key_wait_chart(minutes: Sequence[KeyMinute]) -> dict[str, Any]:
-    """How long jobs of a key that started had waited."""
-    return {
-        "x": [each.at.timestamp() for each in minutes],
-        "unit": "s",
-        "series": [_series("mean wait", [each.mean_wait for each in minutes], color="series-1", fill=True)],
-    }
+def wait_chart(minutes: Sequence[KeyMinute]) -> dict[str, Any]:
+    """How long jobs that started had waited: of queues, the longest too."""
+    waits = [each.longest_wait for each in minutes if isinstance(each, MinuteView)]
+    longest = [_series("longest wait", waits, color="series-3", dash=[4, 3])] if waits else []
+    mean = _series("mean wait", [each.mean_wait for each in minutes], color="series-1", fill=True)
+    return {"x": _times(minutes), "unit": "s", "series": [*longest, mean]}
 
 
 def denial_chart(chart: Chart) -> dict[str, Any]:
     """How often the limits that did so most turned somebody away."""
     return {
-        "x": _minutes(chart),
+        "x": _times(chart.minutes),
         "series": [
             _series(limit, [each.denied.get(limit, 0) for each in chart.minutes], color=color)
             for limit, color in zip(chart.denied, CALM, strict=False)
@@ -214,14 +194,14 @@ def denial_chart(chart: Chart) -> dict[str, Any]:
     }
 
 
-def hours_chart(now: datetime, ended: Sequence[int], failed: Sequence[int]) -> dict[str, Any]:
+def hours_chart(key: OneKey) -> dict[str, Any]:
     """What ended of a key, by hour."""
-    last = int(now.timestamp()) // HOUR * HOUR
+    ended, last = key.view.hours, int(key.now.timestamp()) // HOUR * HOUR
     return {
         "x": [last - HOUR * (len(ended) - 1 - number) for number in range(len(ended))],
         "series": [
             _series("ended", ended, color="series-1", fill=True),
-            _series("failed", failed, color="series-2"),
+            _series("failed", key.hours_failed, color="series-2"),
         ],
     }
 
@@ -236,3 +216,11 @@ def sparkline(values: Sequence[float | None], width: float = 100.0, height: floa
         if last is not None:
             points.append(f"{number * step:.1f},{height - last / top * height:.1f}")
     return " ".join(points)
+
+
+# fmt: off
+FILTERS = (
+    ago, clock, counted, denial_chart, first_line, hours_chart, iso, key_text, lasting, measured, number, pathpart, per,
+    pretty, seconds, short, sparkline, throughput_chart, wait_chart,
+)
+# fmt: on

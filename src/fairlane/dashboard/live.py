@@ -1,7 +1,7 @@
-"""Pages that follow what happens: the main part is rendered again at an interval, and sent where it has changed.
+"""Live pages: the main part is rendered again at an interval, and sent when it has changed.
 
-However many look at the same page with the same role, it is rendered once an interval: their streams wake at the same
-moments, the first one renders, and the others take what it made.
+However many visitors of one role have a page open, it is rendered once an interval: their streams wake at the same
+moment, the first one renders, and the others share the result.
 """
 
 from __future__ import annotations
@@ -9,24 +9,25 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from fairlane.clock import SECOND, Clock
+from fairlane.clock import SECOND, Clock, Instant
 from fairlane.dashboard.access import Visitor
 from fairlane.dashboard.html import fingerprint
 
 INTERVALS = (2, 5, 15)
 LONGEST_STREAM = 15 * 60 * SECOND
-"""After that the browser comes again, and is asked again who it is."""
+"""After that the browser reconnects, and is authenticated again."""
 KEEP_ALIVE = 30 * SECOND
-"""A sign of life, so that nothing between us and the browser takes the stream for dead."""
+"""A sign of life, so that no proxy takes the stream for dead."""
 MOST_STREAMS = 500
 MOST_OF_VIEWERS = 400
-"""Whoever may only look leaves some for those who have to act."""
+"""Viewers leave some for operators."""
 MOST_OF_ONE = 20
 """Streams of one session, or of all programs with one token."""
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -37,21 +38,14 @@ IsOver = Callable[[], Awaitable[bool]]
 """Whether the session that asked for a stream has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """The main part of a page, and what tells it from another one."""
-
-    html: str
-    version: str
-
-
 @dataclass(slots=True)
 class _Shared:
-    """One page that somebody looks at."""
+    """A page that is open somewhere."""
 
     lookers: int = 0
     tick: int = -1
-    making: asyncio.Task[Rendered] | None = None
+    making: asyncio.Task[tuple[str, str]] | None = None
+    """Its HTML, and a fingerprint of that."""
 
 
 class Live:
@@ -64,14 +58,8 @@ class Live:
         self._of_viewers = 0
         self._of_one: Counter[str] = Counter()
         self._shared: dict[tuple[object, ...], _Shared] = {}
-        self._stopped: asyncio.Event | None = None
-
-    @property
-    def stopped(self) -> asyncio.Event:
-        # Made at first use: the loop that serves is not the one, if any, in which the dashboard was put together.
-        if self._stopped is None:
-            self._stopped = asyncio.Event()
-        return self._stopped
+        self.stopped = asyncio.Event()
+        """Every stream ends: whoever serves them wants to stop."""
 
     def refusal(self, visitor: Visitor) -> tuple[int, str] | None:
         """Why this visitor gets no stream now, with a status; `None`: they get one."""
@@ -83,27 +71,30 @@ class Live:
         return None
 
     def stop(self) -> None:
-        """End every stream: whoever serves them wants to stop."""
         self.stopped.set()
 
-    def join(self, key: tuple[object, ...], visitor: Visitor) -> None:
+    @contextmanager
+    def looking(self, key: tuple[object, ...], visitor: Visitor) -> Iterator[None]:
+        """Count somebody who looks at a page, for as long as they do."""
+        viewer, is_viewer = _viewer(visitor), not visitor.may_act
+        shared = self._shared.setdefault(key, _Shared())
         self.streams += 1
-        self._of_viewers += not visitor.may_act
-        self._of_one[_viewer(visitor)] += 1
-        self._shared.setdefault(key, _Shared()).lookers += 1
+        self._of_viewers += is_viewer
+        self._of_one[viewer] += 1
+        shared.lookers += 1
+        try:
+            yield
+        finally:
+            self.streams -= 1
+            self._of_viewers -= is_viewer
+            self._of_one[viewer] -= 1
+            self._of_one += Counter()  # forgets those who have none left
+            shared.lookers -= 1
+            if not shared.lookers:
+                del self._shared[key]
 
-    def leave(self, key: tuple[object, ...], visitor: Visitor) -> None:
-        self.streams -= 1
-        self._of_viewers -= not visitor.may_act
-        self._of_one[_viewer(visitor)] -= 1
-        self._of_one += Counter()  # forgets those who have none left
-        shared = self._shared[key]
-        shared.lookers -= 1
-        if not shared.lookers:
-            del self._shared[key]
-
-    async def rendered(self, key: tuple[object, ...], tick: int, render: Render) -> Rendered:
-        """What the page shows at this tick; made by whoever comes first."""
+    async def rendered(self, key: tuple[object, ...], tick: int, render: Render) -> tuple[str, str]:
+        """What the page shows at this tick, and a fingerprint of it; made by whoever comes first."""
         shared = self._shared[key]
         if shared.making is None or shared.tick != tick:
             shared.tick = tick
@@ -111,63 +102,54 @@ class Live:
         # Whoever goes away meanwhile does not take it away from the others.
         return await asyncio.shield(shared.making)
 
-    async def _make(self, render: Render) -> Rendered:
+    async def _make(self, render: Render) -> tuple[str, str]:
         self.renders += 1
         html = await render()
-        return Rendered(html, fingerprint(html))
+        return html, fingerprint(html)
 
 
+@dataclass(slots=True, kw_only=True)
 class EventStream:
     """An answer that goes on until the visitor goes, their session ends, or the server stops."""
 
-    def __init__(
-        self,
-        live: Live,
-        key: tuple[object, ...],
-        render: Render,
-        *,
-        every: int,
-        seen: str,
-        visitor: Visitor,
-        is_over: IsOver,
-    ) -> None:
-        self._live = live
-        self._key = (*key, every)
-        self._render = render
-        self._every = every * SECOND
-        self._seen = seen
-        self._visitor = visitor
-        self._is_over = is_over
-        self._has_ended = False
-        now = live.clock.now()
-        self._ends_at = min(now + LONGEST_STREAM, visitor.expires_at or now + LONGEST_STREAM)
-        self._last_sign = now
+    live: Live
+    key: tuple[object, ...]
+    """Of the page. Those who look at the same one with the same interval share what is rendered."""
+    render: Render
+    every: int
+    """Seconds."""
+    seen: str
+    visitor: Visitor
+    is_over: IsOver
+    _ends_at: Instant = field(init=False)
+    _last_sign: Instant = field(init=False)
+
+    def __post_init__(self) -> None:
+        now = self._last_sign = self.live.clock.now()
+        self._ends_at = min(now + LONGEST_STREAM, self.visitor.expires_at or now + LONGEST_STREAM)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
         # Before anything is awaited: of many who ask at once, no more may join than there is room for.
-        self._live.join(self._key, self._visitor)
-        ends = [asyncio.create_task(until_gone(receive)), asyncio.create_task(self._live.stopped.wait())]
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": b": here\n\n", "more_body": True})
-            while await self._waited(ends):
-                event = await self._news()
-                if self._has_ended:
-                    break
-                if event:
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
-        finally:
-            for each in ends:
-                each.cancel()
-            self._live.leave(self._key, self._visitor)
+        with self.live.looking((*self.key, self.every), self.visitor):
+            ends = [asyncio.create_task(until_gone(receive)), asyncio.create_task(self.live.stopped.wait())]
+            try:
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                await send({"type": "http.response.body", "body": b": here\n\n", "more_body": True})
+                while await self._waited(ends) and (event := await self._news()) is not None:
+                    if event:
+                        await send({"type": "http.response.body", "body": event, "more_body": True})
+            finally:
+                for each in ends:
+                    each.cancel()
         if not ends[0].done():
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _waited(self, ends: list[asyncio.Task[Any]]) -> bool:
         """Until the next tick; `False`: it is over."""
-        clock = self._live.clock
-        next_tick = (clock.now() // self._every + 1) * self._every
+        clock = self.live.clock
+        every = self.every * SECOND
+        next_tick = (clock.now() // every + 1) * every
         if next_tick >= self._ends_at:
             return False
         sleep = asyncio.create_task(clock.sleep_until(next_tick))
@@ -178,26 +160,23 @@ class EventStream:
         return not any(each.done() for each in ends)
 
     async def _news(self) -> bytes | None:
-        """The event to send, if there is something to tell."""
-        now = self._live.clock.now()
+        """The event to send, empty if there is nothing to tell; `None`: the session has ended."""
+        now = self.live.clock.now()
         try:
-            rendered = await self._live.rendered(self._key, now // self._every, self._render)
+            html, version = await self.live.rendered((*self.key, self.every), now // (self.every * SECOND), self.render)
             # Asked last: nothing that was read after the end of a session is sent to it.
-            self._has_ended = await self._is_over()
+            if await self.is_over():
+                return None
         except Exception as error:
             # What was asked for is gone, or the database is away: the page says so when it is asked for again.
-            self._seen = ""
-            self._last_sign = now
-            return b"event: trouble\ndata: " + type(error).__name__.encode() + b"\n\n"
-        if rendered.version == self._seen:
-            if now - self._last_sign < KEEP_ALIVE:
-                return None
-            self._last_sign = now
-            return b": here\n\n"
-        self._seen = rendered.version
-        self._last_sign = now
-        data = "\n".join(f"data: {line}" for line in _LINE_END.split(rendered.html))
-        return f"id: {rendered.version}\n{data}\n\n".encode()
+            version, event = "", b"event: trouble\ndata: " + type(error).__name__.encode() + b"\n\n"
+        else:
+            if version == self.seen and now - self._last_sign < KEEP_ALIVE:
+                return b""
+            data = "\n".join(f"data: {line}" for line in _LINE_END.split(html))
+            event = b": here\n\n" if version == self.seen else f"id: {version}\n{data}\n\n".encode()
+        self.seen, self._last_sign = version, now
+        return event
 
 
 def _viewer(visitor: Visitor) -> str:

@@ -1,12 +1,12 @@
 """What a page is: a path, a template, and one function that looks up what the template shows; and what addresses say.
 
-A new page is a module in `pages/` with a `Page`, a template of the same name, and its place in `site.PAGES`.
+A new page is a function in `pages/`, a template, and a line of `site.PAGES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 from uuid import UUID
@@ -19,7 +19,7 @@ from fairlane.clock import Instant
 from fairlane.dashboard.access import Role
 from fairlane.errors import ConfigurationError
 from fairlane.job import State
-from fairlane.operations import LIMIT, JobFilter, Operations, Selection
+from fairlane.operations import LIMIT, JobFilter, Operations
 from fairlane.policy.keys import canonical_keys
 
 
@@ -47,7 +47,7 @@ Look = Callable[[Ask], Awaitable[dict[str, Any]]]
 Submit = Callable[[Ask, Mapping[str, str]], Coroutine[Any, Any, dict[str, Any]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Page:
     """One page of the dashboard."""
 
@@ -57,18 +57,15 @@ class Page:
     template: str
     look: Look
     """What the template shows. It must depend on nothing but the `Ask` and the database."""
-    nav: str | None = None
+    nav: str
     """Its word in the header; of a page below another one, that of the other."""
     shortcut: str | None = None
     """The letter after `g` that leads here."""
+    _: KW_ONLY
     is_live: bool = True
     submit: Submit | None = None
     """What its form leads to, shown by the same template. It changes nothing either: deeds do that. It ends when the
     visitor goes away. Only for pages that are not live: those are the same for everybody, and a form is somebody's."""
-
-    @property
-    def methods(self) -> list[str]:
-        return ["GET"] if self.submit is None else ["GET", "POST"]
 
     def values_of(self, path: str) -> dict[str, str] | None:
         """The variable parts, if this is the page of that path."""
@@ -76,23 +73,14 @@ class Page:
         return None if found is None else found.groupdict()
 
 
-def number_from(query: QueryParams, name: str, default: int, *, low: int, high: int) -> int:
-    """A number of the query, brought within its bounds."""
-    try:
-        return min(max(int(query[name]), low), high)
-    except (KeyError, ValueError):
-        return default
-
-
-def keys_from(texts: list[str]) -> dict[str, str | None]:
-    """`account=acme`, several with commas or one by one, as keys by name."""
+def keys_from(text: str) -> dict[str, str | None]:
+    """`account=acme`, several with commas, as keys by name."""
     keys: dict[str, str | None] = {}
-    for text in texts:
-        for each in filter(None, map(str.strip, text.split(","))):
-            name, separator, value = each.partition("=")
-            if not separator or not name:
-                raise ConfigurationError(f"{each!r} is not a key; write name=value, such as account=acme")
-            keys[name] = value
+    for each in filter(None, map(str.strip, text.split(","))):
+        name, separator, value = each.partition("=")
+        if not separator or not name:
+            raise ConfigurationError(f"{each!r} is not a key; write name=value, such as account=acme")
+        keys[name] = value
     return keys
 
 
@@ -109,31 +97,22 @@ def job_from(text: str) -> UUID:
         raise HTTPException(404, f"{text!r} is not the id of a job") from None
 
 
-def filter_from(fields: Mapping[str, str], **always: Any) -> JobFilter:
+def filter_from(fields: Mapping[str, str], state: State | None = None) -> JobFilter:
     """`queue`, `state`, `task` and `key` (`account=acme, region=eu`); what is empty does not matter."""
-    given = {name: value for name in FIELDS if (value := fields.get(name, "").strip())}
-    state = given.get("state")
-    if state is not None and state not in map(str, State):
-        raise ConfigurationError(f"{state!r} is not a state; those are {', '.join(map(str, State))}")
-    wanted: dict[str, Any] = {
-        "queue": given.get("queue"),
-        "task": given.get("task"),
-        "state": None if state is None else State[state.upper()],
-        "keys": canonical_keys(keys_from([given.get("key", "")])),
-    }
-    return JobFilter(**{**wanted, **always})
+    given = shown_filter(fields)
+    if given["state"] and given["state"] not in map(str, State):
+        raise ConfigurationError(f"{given['state']!r} is not a state; those are {', '.join(map(str, State))}")
+    return JobFilter(
+        queue=given["queue"] or None,
+        task=given["task"] or None,
+        state=State[given["state"].upper()] if state is None and given["state"] else state,
+        keys=canonical_keys(keys_from(given["key"])),
+    )
 
 
 def shown_filter(fields: Mapping[str, str]) -> dict[str, str]:
     """What a form shows again, and a link carries on."""
     return {name: fields.get(name, "").strip() for name in FIELDS}
-
-
-def selection_from(fields: Mapping[str, str], **always: Any) -> Selection:
-    """The job that is named, or all that fit."""
-    named = fields.get("job", "").strip()
-    found: Sequence[UUID] | JobFilter = [job_from(named)] if named else filter_from(fields, **always)
-    return found
 
 
 def limit_from(fields: Mapping[str, str]) -> int:
@@ -169,12 +148,12 @@ def watched_text(queue: str, keys: Mapping[str, str | None]) -> str:
 
 
 def watched_from(texts: Sequence[str]) -> dict[str, list[dict[str, str | None]]]:
-    """Watched keys by queue; what is none is left out."""
+    """Watched keys by queue; what is not one is left out."""
     found: dict[str, list[dict[str, str | None]]] = {}
     for text in texts[:MOST_WATCHED]:
         queue, _, query = text.partition("/")
         keys = keys_of(dict(parse_qsl(query, keep_blank_values=True)))
-        # What is decoded here a second time may hold what the doorkeeper has not seen.
+        # What is decoded here a second time may hold what the security middleware has not seen.
         if queue and keys and "\0" not in unquote(text):
             found.setdefault(unquote(queue), []).append(keys)
     return found

@@ -1,10 +1,11 @@
-"""Why a request is not carried out: one mapping of errors, for pages and for the JSON API, and codes that stay."""
+"""Why a request is refused: one mapping of errors for pages and the JSON API, with stable codes."""
 
 from __future__ import annotations
 
 import logging
 import secrets
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import msgspec
@@ -45,30 +46,24 @@ CODES = {
 """The usual code of each status."""
 
 
+@dataclass(eq=False)
 class Refusal(Exception):
     """Why a request is not carried out."""
 
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        *,
-        remedy: str | None = None,
-        field: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.remedy = remedy
-        self.field = field
-        self.headers = dict(headers or {})
+    status: int
+    code: str
+    message: str
+    _: KW_ONLY
+    remedy: str | None = None
+    field: str | None = None
+    headers: Mapping[str, str] | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """What an error comes to. Of one that nobody expected only an id is told; the log has the rest under it."""
+    """The refusal for an error. An unexpected one shows only an id; the log has the details under it."""
     match error:
         case Refusal():
             return error
@@ -90,7 +85,7 @@ def refusal_of(error: Exception) -> Refusal:
 
 
 def as_json(refusal: Refusal) -> Response:
-    """The envelope."""
+    """A refusal as the JSON API answers it."""
     told: dict[str, Any] = {"code": refusal.code, "message": refusal.message}
     told |= {name: value for name in ("remedy", "field") if (value := getattr(refusal, name)) is not None}
     body = msgspec.json.encode({"error": told})

@@ -1,4 +1,4 @@
-"""What stands before every page: who is let in, which requests are taken for their own, how much may be sent."""
+"""Checks before every page: who is admitted, which requests are genuine, how much may be sent."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SLOWEST_BODY = 30.0
 MOST_FIELDS = 1_000
 SAFE = {"GET", "HEAD", "OPTIONS"}
 OPEN = ("/static/", "/login", "/healthz", "/readyz")
-"""What strangers see."""
+"""Open to strangers."""
 OPEN_TO_VIEWERS = ("/logout", "/try", "/api/simulate")
-"""What may be sent without changing anything."""
+"""POST requests that change nothing."""
 LOGIN = "/login"
 NO_NUL = "a NUL character can neither be stored nor looked for"
 """PostgreSQL cannot hold one, so no name and no text anywhere has one."""
@@ -40,8 +40,8 @@ HEADERS = {
 }
 
 
-class Doorkeeper:
-    """The outermost layer of the dashboard. A route that forgets to ask who comes is closed all the same."""
+class SecurityMiddleware:
+    """The outermost layer of the dashboard: a route that checks nothing itself is still closed."""
 
     def __init__(self, app: ASGIApp, access: Access, unavailable: Callable[[Request], Response]) -> None:
         self._app = app
@@ -74,7 +74,7 @@ class Doorkeeper:
             await self._app(scope, receive if body is None else _again(body, receive), guarded)
 
     async def _let_in(self, request: Request, path: str) -> bytes | None:
-        """The body, if it was read: of nobody who is not let in. Whoever is refused is answered by what this raises."""
+        """The body, if it was read; a stranger's never is. Whoever is refused gets the answer that this raises."""
         if "\0" in path or _holds_nul(request.scope["query_string"]):
             raise Refusal(400, "malformed", NO_NUL)
         visitor = None
@@ -91,8 +91,10 @@ class Doorkeeper:
         body = await _bounded_body(request)
         if _is_form(request) and _holds_nul(body):
             raise Refusal(400, "malformed", NO_NUL)
-        if visitor is not None and not is_program and not self._is_own(request, visitor, body):
-            raise Refusal(403, "forged", "the form is of another session; reload the page and try again")
+        if visitor is not None and not is_program:
+            token = request.headers.get("x-csrf-token") or form_of(request, body).get("csrf", "")
+            if not self._access.is_own_form(visitor, token):
+                raise Refusal(403, "forged", "the form is of another session; reload the page and try again")
         return body
 
     async def _admitted(self, request: Request) -> Visitor:
@@ -114,24 +116,31 @@ class Doorkeeper:
             raise self._stranger(request)
         return visitor
 
-    def _is_own(self, request: Request, visitor: Visitor, body: bytes) -> bool:
-        token = request.headers.get("x-csrf-token") or form_of(request, body).get("csrf", "")
-        return self._access.is_own_form(visitor, token)
-
     def _stranger(self, request: Request) -> Exception:
-        if self._access.login_url is not None and _is_a_person(request):
-            return _Instead(RedirectResponse(_login_elsewhere(self._access.login_url, request), 303))
-        if self._access.authorize is not None or wants_json(request):
+        path, login_url = path_of(request), self._access.login_url
+        is_program = wants_json(request)
+        # A browser shows people whatever page they are sent to.
+        looks = request.method in SAFE and not is_program and "text/html" in request.headers.get("accept", "")
+        if login_url is not None and looks:
+            # A path of this site, however it was written: two slashes at its beginning would name another one.
+            asked = _with_query("/" + quote(str(request.scope["path"])).lstrip("/"), request)
+            return _Instead(
+                RedirectResponse(f"{login_url}{'&' if '?' in login_url else '?'}{urlencode({'next': asked})}", 303)
+            )
+        if self._access.authorize is not None or is_program:
             why = "log in, or send the token as Authorization: Bearer"
             return Refusal(401, "unauthorized", why, headers={"WWW-Authenticate": "Bearer"})
-        path = path_of(request)
-        asked = f"{path}?{request.url.query}" if request.url.query else path
-        then = urlencode({"next": asked}) if asked not in ("", "/") else ""
-        return _Instead(RedirectResponse(f"{root_of(request)}{LOGIN}{'?' if then else ''}{then}", 303))
+        asked = _with_query(path, request)
+        then = f"?{urlencode({'next': asked})}" if asked not in ("", "/") else ""
+        return _Instead(RedirectResponse(f"{root_of(request)}{LOGIN}{then}", 303))
+
+
+def _with_query(path: str, request: Request) -> str:
+    return f"{path}?{request.url.query}" if request.url.query else path
 
 
 class _Instead(Exception):
-    """Something else than what was asked for, and no refusal."""
+    """An answer other than the one asked for, and no refusal."""
 
     def __init__(self, answer: Response) -> None:
         super().__init__()
@@ -144,7 +153,7 @@ def address_of(request: Request) -> str:
 
 
 def root_of(request: Request) -> str:
-    """The path that the dashboard is mounted at, without a slash at its end."""
+    """The path that the dashboard is mounted at, without a trailing slash."""
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
@@ -155,26 +164,13 @@ def path_of(request: Request) -> str:
 
 
 def wants_json(request: Request) -> bool:
-    """Whether a program asks, and not a person."""
+    """Whether the client is a program rather than a person."""
     path = path_of(request)
     return path == "/api" or path.startswith("/api/") or "hx-request" in request.headers
 
 
-def _is_a_person(request: Request) -> bool:
-    """Whether somebody looks at a page with a browser, which would show them whatever page they are sent to."""
-    return request.method in SAFE and not wants_json(request) and "text/html" in request.headers.get("accept", "")
-
-
-def _login_elsewhere(login_url: str, request: Request) -> str:
-    # A path of this site, however it was written: two slashes at its beginning would name another one.
-    asked = "/" + quote(str(request.scope["path"])).lstrip("/")
-    if request.url.query:
-        asked += f"?{request.url.query}"
-    return f"{login_url}{'&' if '?' in login_url else '?'}{urlencode({'next': asked})}"
-
-
 def answer_to(request: Request, refusal: Refusal) -> Response:
-    """A refusal for whoever asks: nothing of a page, which strangers must not see."""
+    """A refusal for any client: nothing of a page, which strangers must not see."""
     if wants_json(request):
         return as_json(refusal)
     return PlainTextResponse(f"{refusal.message}\n", refusal.status, headers=refusal.headers)
@@ -220,7 +216,7 @@ async def _bounded_body(request: Request) -> bytes:
 
 
 def _is_same_origin(headers: Headers) -> bool:
-    """What the browser says about where the request comes from. A program says nothing, and has no cookie either."""
+    """Whether the browser says that the request comes from here. A program says nothing, and has no cookie either."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site in ("same-origin", "none")
@@ -232,14 +228,10 @@ def _is_same_origin(headers: Headers) -> bool:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """A `receive` for those behind: the body was read here."""
-    is_told = False
+    """A `receive` for the app behind: the body has been read already."""
+    read: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:
-        nonlocal is_told
-        if is_told:
-            return await receive()
-        is_told = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return read.pop() if read else await receive()
 
     return replayed

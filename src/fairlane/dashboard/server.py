@@ -14,7 +14,7 @@ MOST_CONNECTIONS = 1_000
 MOST_OF_ONE_PEER = 100
 """A browser opens six; a hundred are an office behind one address."""
 HEAD_WITHIN = 10.0
-"""Seconds from the first byte to the end of a request's headers. Its body has its own time; see `doorkeeper`."""
+"""Seconds from the first byte to the end of a request's headers. Its body has its own time; see `security`."""
 RETRY_AFTER = 5
 
 
@@ -25,46 +25,31 @@ def bounded(protocol: Any, *, per_peer: bool = True) -> Any:
     class Bounded(protocol):  # type: ignore[misc]
         """One connection. What is refused is answered here, and the server does not hear of it."""
 
-        _peer: str | None = None
+        _peer: str
         _timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             address = transport.get_extra_info("peername")
-            peer = str(address[0]) if isinstance(address, tuple) else ""
+            self._peer = str(address[0]) if isinstance(address, tuple) else ""
             if peers.total() >= MOST_CONNECTIONS:
+                transport.set_protocol(asyncio.Protocol())
                 _refuse(transport, "503 Service Unavailable", "too many connections")
-            elif per_peer and peers[peer] >= MOST_OF_ONE_PEER:
+            elif per_peer and peers[self._peer] >= MOST_OF_ONE_PEER:
+                transport.set_protocol(asyncio.Protocol())
                 _refuse(transport, "429 Too Many Requests", "too many connections from this address")
             else:
-                self._peer = peer
-                peers[peer] += 1
+                peers[self._peer] += 1
                 super().connection_made(transport)
                 self._watch()
 
         def data_received(self, data: bytes) -> None:
-            if self._peer is not None:
-                super().data_received(data)
-                self._watch()
-
-        def eof_received(self) -> None:
-            if self._peer is not None:
-                super().eof_received()
-
-        def pause_writing(self) -> None:
-            if self._peer is not None:
-                super().pause_writing()
-
-        def resume_writing(self) -> None:
-            if self._peer is not None:
-                super().resume_writing()
+            super().data_received(data)
+            self._watch()
 
         def connection_lost(self, error: Exception | None) -> None:
-            if self._peer is None:
-                return
             peers[self._peer] -= 1
             if not peers[self._peer]:
                 del peers[self._peer]
-            self._peer = None
             self._stop_watching()
             super().connection_lost(error)
 
@@ -82,7 +67,7 @@ def bounded(protocol: Any, *, per_peer: bool = True) -> Any:
 
         def _too_slow(self) -> None:
             self._timer = None
-            if self._peer is not None and not self.transport.is_closing():
+            if not self.transport.is_closing():
                 _refuse(self.transport, "408 Request Timeout", f"send a request within {HEAD_WITHIN:.0f} s")
 
     return Bounded

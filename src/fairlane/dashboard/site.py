@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fairlane.app import App
@@ -30,7 +31,7 @@ from fairlane.dashboard.pages import jobs, queues, schedules, trials, workers
 from fairlane.dashboard.refusals import Refusal, as_json, refusal_of
 from fairlane.dashboard.security import (
     HEADERS,
-    Doorkeeper,
+    SecurityMiddleware,
     address_of,
     answer_to,
     form_of,
@@ -72,9 +73,22 @@ def create_dashboard(
     )
     dashboard = Dashboard(app, operations, access, Rendering(), Live(app.clock), redact)
     built = Starlette(
-        routes=_routes(dashboard),
-        middleware=[Middleware(Doorkeeper, access=access, unavailable=dashboard.unavailable)],
-        exception_handlers={HTTPException: _refuse, FairlaneError: _refuse, Refusal: _refuse, 500: _refuse},
+        routes=[
+            Mount("/static", StaticFiles(packages=[("fairlane.dashboard", "static")]), name="static"),
+            Route("/healthz", _healthz, methods=["GET"]),
+            Route("/readyz", dashboard.readyz, methods=["GET"]),
+            Route("/live", dashboard.follow, methods=["GET"]),
+            _scrape_route(app),
+            *login_routes(dashboard),
+            *deed_routes(dashboard),
+            Mount("/api", app=Api(dashboard), name="api"),
+            *(
+                Route(page.path, partial(dashboard.show, page), methods=["GET", "POST"] if page.submit else ["GET"])
+                for page in PAGES
+            ),
+        ],
+        middleware=[Middleware(SecurityMiddleware, access=access, unavailable=dashboard.unavailable)],
+        exception_handlers=dict.fromkeys((HTTPException, FairlaneError, Refusal, 500), dashboard.refuse),
     )
     built.state.dashboard = dashboard
     return built
@@ -82,7 +96,7 @@ def create_dashboard(
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """What all routes share: `dashboard_of(request)`."""
+    """What all routes share."""
 
     app: App
     operations: Operations
@@ -97,7 +111,7 @@ class Dashboard:
         root = root_of(request)
         return {
             "root": root,
-            "url": lambda path, **query: address(root, path, **query),
+            "url": partial(address, root),
             "visitor": visitor,
             "may_act": visitor.may_act,
             "csrf": self.access.form_token(visitor),
@@ -116,7 +130,7 @@ class Dashboard:
         return HTMLResponse(self.rendering.whole(main, frame), status)
 
     def unavailable(self, request: Request) -> Response:
-        """Said while the database cannot say whether a session has ended: who asks may be anybody."""
+        """The answer while the database cannot say whether a session has ended: the visitor may be anybody."""
         again = {"Retry-After": str(RETRY_AFTER)}
         if wants_json(request):
             why = "the database does not answer; try again shortly"
@@ -124,160 +138,129 @@ class Dashboard:
         shown = {"root": root_of(request)}
         return HTMLResponse(self.rendering.part("unavailable.html", shown), 503, headers=again)
 
-    def around(self, page: Page, ask: Ask, shown: dict[str, Any]) -> dict[str, Any]:
-        """What every template is given, and what this page shows: the same for everybody with the same role."""
-        return {
-            "title": page.title,
-            "root": ask.root,
-            "url": lambda path, **query: address(ask.root, path, **query),
-            "may_act": ask.role.may_act,
-            "now": ask.now,
-            "here": ask.here,
-            **shown,
-        }
-
     def operations_for(self, visitor: Visitor, surface: Surface) -> Operations:
         """What a visitor sees and does: of jobs, what the app's `redact` and the dashboard's let them see."""
         return self.operations.seen_by(Audience(surface, visitor.name, str(visitor.role)), self.redact)
 
-    async def ask(self, page_values: dict[str, str], path: str, query: QueryParams, visitor: Visitor, root: str) -> Ask:
+    async def _ask(self, request: Request, path: str, values: dict[str, str], query: QueryParams) -> Ask:
+        visitor = visitor_of(request)
         return Ask(
             operations=self.operations_for(visitor, Surface.DASHBOARD),
             role=visitor.role,
-            root=root,
+            root=root_of(request),
             path=path,
-            values=page_values,
+            values=values,
             query=query,
             now=await self.operations.now(),
         )
 
+    def _around(self, page: Page, ask: Ask, looked: dict[str, Any]) -> dict[str, Any]:
+        """What every template is given, and what this page shows: the same for everybody with the same role."""
+        shown = {"title": page.title, "root": ask.root, "url": partial(address, ask.root)}
+        return {**shown, "may_act": ask.role.may_act, "now": ask.now, "here": ask.here, **looked}
 
-def dashboard_of(request: Request) -> Dashboard:
-    """The dashboard that a request came to."""
-    found: Dashboard = request.app.state.dashboard
-    return found
-
-
-def _routes(dashboard: Dashboard) -> list[BaseRoute]:
-    return [
-        Mount("/static", StaticFiles(packages=[("fairlane.dashboard", "static")]), name="static"),
-        Route("/healthz", _healthz, methods=["GET"]),
-        Route("/readyz", _readyz, methods=["GET"]),
-        Route("/live", _live, methods=["GET"]),
-        _scrape_route(dashboard.app),
-        *login_routes(dashboard),
-        *deed_routes(dashboard),
-        Mount("/api", app=Api(dashboard), name="api"),
-        *(Route(page.path, _page_endpoint(page), methods=page.methods) for page in PAGES),
-    ]
-
-
-def _page_endpoint(page: Page) -> Any:
-    async def endpoint(request: Request) -> Response:
-        dashboard = dashboard_of(request)
+    async def show(self, page: Page, request: Request) -> Response:
+        """A page, or what its form leads to."""
         if len(request.url.query) > LONGEST_QUERY:
             raise HTTPException(414, "the address is too long")
-        visitor = visitor_of(request)
         values = {name: str(value) for name, value in request.path_params.items()}
-        ask = await dashboard.ask(values, path_of(request), request.query_params, visitor, root_of(request))
+        ask = await self._ask(request, path_of(request), values, request.query_params)
+        frame = {**self.frame(request), "nav": page.nav, "now": ask.now}
         if request.method == "POST" and page.submit is not None:
-            looked = await unless_gone(request, page.submit(ask, form_of(request, await request.body())))
+            looked = await _unless_gone(request, page.submit(ask, form_of(request, await request.body())))
         else:
             looked = await page.look(ask)
-        shown = dashboard.around(page, ask, looked)
-        frame = {**dashboard.frame(request), "title": shown["title"], "nav": page.nav, "now": ask.now}
         own = {} if page.submit is None else {"csrf": frame["csrf"]}
-        main = dashboard.rendering.part(page.template, {**shown, **own})
-        frame["live"] = fingerprint(main) if page.is_live else None
-        return HTMLResponse(dashboard.rendering.whole(main, frame))
+        shown = self._around(page, ask, looked) | own
+        main = self.rendering.part(page.template, shown)
+        frame |= {"title": shown["title"], "live": fingerprint(main) if page.is_live else None}
+        return HTMLResponse(self.rendering.whole(main, frame))
 
-    return endpoint
+    async def follow(self, request: Request) -> Any:
+        """The main part of a page, whenever it has changed."""
+        visitor = visitor_of(request)
+        try:
+            wanted = urlsplit(request.query_params.get("page", "/"))
+        except ValueError:
+            raise HTTPException(400, "page: the path of a page, such as /queues") from None
+        every = request.query_params.get("every", "5")
+        if every not in map(str, INTERVALS) or len(request.url.query) > LONGEST_QUERY:
+            raise HTTPException(400, f"every: one of {', '.join(map(str, INTERVALS))}")
+        pages = ((page, page.values_of(wanted.path)) for page in PAGES if page.is_live)
+        found = next(((page, values) for page, values in pages if values is not None), None)
+        if found is None:
+            raise HTTPException(404, "there is no such page")
+        if (refusal := self.live.refusal(visitor)) is not None:
+            raise HTTPException(*refusal, headers={"Retry-After": str(RETRY_AFTER)})
+        (page, values), query = found, QueryParams(wanted.query)
 
+        # A page is rendered once for all with the same role, unless what they may see depends on who they are.
+        shown_to = None if self.operations_for(visitor, Surface.DASHBOARD).redactor is None else visitor.name
 
-async def _live(request: Request) -> Any:
-    """The main part of a page, whenever it has changed."""
-    dashboard, visitor = dashboard_of(request), visitor_of(request)
-    try:
-        wanted = urlsplit(request.query_params.get("page", "/"))
-    except ValueError:
-        raise HTTPException(400, "page: the path of a page, such as /queues") from None
-    every = request.query_params.get("every", "5")
-    if every not in map(str, INTERVALS) or len(request.url.query) > LONGEST_QUERY:
-        raise HTTPException(400, f"every: one of {', '.join(map(str, INTERVALS))}")
-    found = [(page, values) for page in PAGES if page.is_live and (values := page.values_of(wanted.path)) is not None]
-    if not found:
-        raise HTTPException(404, "there is no such page")
-    if (refusal := dashboard.live.refusal(visitor)) is not None:
-        raise HTTPException(*refusal, headers={"Retry-After": str(RETRY_AFTER)})
-    (page, values), query, root = found[0], QueryParams(wanted.query), root_of(request)
+        async def render() -> str:
+            ask = await self._ask(request, wanted.path, values, query)
+            return self.rendering.part(page.template, self._around(page, ask, await page.look(ask)))
 
-    # A page is rendered once for all with the same role, unless what they may see depends on who they are.
-    shown_to = None if dashboard.operations_for(visitor, Surface.DASHBOARD).redactor is None else visitor.name
+        return EventStream(
+            live=self.live,
+            key=(root_of(request), wanted.path, str(query), visitor.role, shown_to),
+            render=render,
+            every=int(every),
+            seen=request.headers.get("last-event-id") or request.query_params.get("seen", ""),
+            visitor=visitor,
+            is_over=lambda: self.access.has_left(request, visitor),
+        )
 
-    async def render() -> str:
-        ask = await dashboard.ask(values, wanted.path, query, visitor, root)
-        return dashboard.rendering.part(page.template, dashboard.around(page, ask, await page.look(ask)))
+    async def readyz(self, request: Request) -> Response:
+        """Whether the database answers. Why it does not is told to those who are let in, and to the log."""
+        try:
+            await self.operations.now()
+        except Exception as error:
+            log.warning("not ready: %s", error)
+            return PlainTextResponse("not ready\n", 503)
+        return PlainTextResponse("ok\n")
 
-    return EventStream(
-        dashboard.live,
-        (root, wanted.path, str(query), visitor.role, shown_to),
-        render,
-        every=int(every),
-        seen=request.headers.get("last-event-id") or request.query_params.get("seen", ""),
-        visitor=visitor,
-        is_over=lambda: dashboard.access.has_left(request, visitor),
-    )
+    async def refuse(self, request: Request, error: Exception) -> Response:
+        """The answer to an error behind the security middleware: a page for those who look at one."""
+        refusal = refusal_of(error)
+        if wants_json(request) or getattr(request.state, "visitor", None) is None:
+            answer = answer_to(request, refusal)
+        else:
+            back = safe_path(request.query_params.get("back"))
+            shown = {"status": refusal.status, "message": refusal.message, "back": back}
+            answer = self.answer(request, "error.html", f"{refusal.status}", shown, refusal.status)
+        # A fault is answered outside of what stands before every other answer.
+        answer.headers.update({**(refusal.headers or {}), **HEADERS})
+        return answer
 
 
 async def _healthz(request: Request) -> Response:
     return PlainTextResponse("ok\n")
 
 
-async def _readyz(request: Request) -> Response:
-    """Whether the database answers. Why it does not is told to those who are let in, and to the log."""
-    try:
-        await dashboard_of(request).operations.now()
-    except Exception as error:
-        log.warning("not ready: %s", error)
-        return PlainTextResponse("not ready\n", 503)
-    return PlainTextResponse("ok\n")
-
-
-async def _refuse(request: Request, error: Exception) -> Response:
-    """What goes wrong behind the doorkeeper, as a page for those who look at one."""
-    refusal = refusal_of(error)
-    if wants_json(request) or getattr(request.state, "visitor", None) is None:
-        answer = answer_to(request, refusal)
-    else:
-        back = safe_path(request.query_params.get("back"))
-        shown = {"status": refusal.status, "message": refusal.message, "back": back}
-        answer = dashboard_of(request).answer(request, "error.html", f"{refusal.status}", shown, refusal.status)
-    # A fault is answered outside of what stands before every other answer.
-    answer.headers.update({**refusal.headers, **HEADERS})
-    return answer
-
-
+# fmt: off
 PAGES: tuple[Page, ...] = (
-    queues.OVERVIEW,
-    queues.QUEUES,
-    queues.QUEUE,
-    queues.KEYS,
-    queues.KEY,
-    jobs.JOBS,
-    jobs.JOB,
-    jobs.DEAD,
-    schedules.PAGE,
-    workers.PAGE,
-    jobs.AUDIT,
-    trials.PAGE,
+    Page("/", "Overview", "overview.html", queues.look_at_overview, "Overview", "o"),
+    Page("/queues", "Queues", "queues.html", queues.look_at_queues, "Queues", "q"),
+    Page("/queues/{queue}", "Queue", "queue.html", queues.look_at_queue, "Queues"),
+    Page("/queues/{queue}/keys", "Keys", "keys.html", queues.look_at_keys, "Queues"),
+    Page("/queues/{queue}/key", "Key", "key.html", queues.look_at_key, "Queues"),
+    Page("/jobs", "Jobs", "jobs.html", jobs.look_at_jobs, "Jobs", "j"),
+    Page("/jobs/{job}", "Job", "job.html", jobs.look_at_job, "Jobs"),
+    Page("/dead", "Dead", "dead.html", jobs.look_at_dead, "Dead", "d"),
+    Page("/schedules", "Schedules", "schedules.html", schedules.look, "Schedules", "s"),
+    Page("/workers", "Workers", "workers.html", workers.look, "Workers", "w"),
+    Page("/audit", "Audit", "audit.html", jobs.look_at_audit, "Audit", "a"),
+    Page("/try", "Try a policy", "try.html", trials.look, "Try", "t", submit=trials.submit, is_live=False),
 )
+# fmt: on
 
 
 T = TypeVar("T")
 CLIENT_GONE = 499
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What the work comes to. It is cancelled when the visitor goes away; its body has been read by then."""
     working = asyncio.create_task(work)
     gone = asyncio.create_task(until_gone(request.receive))
@@ -305,7 +288,7 @@ def _scrape_route(app: App) -> Route:
 
 
 def login_routes(dashboard: Dashboard) -> list[Route]:
-    """None where the host's own app says who may enter."""
+    """No routes where the host's own app says who may enter."""
     access = dashboard.access
 
     def form(request: Request, status: int = 200, problem: str = "", name: str = "", then: str = "/") -> HTMLResponse:

@@ -13,10 +13,8 @@ import msgspec
 
 from fairlane.clock import SECOND
 from fairlane.policy.fair import Fair
-from fairlane.policy.limits import Concurrency, Limit, Rate
+from fairlane.policy.limits import Concurrency, Rate
 from fairlane.simulation.measures import jain_index, most_at_once, most_within
-
-LIMITS = (Concurrency(5, by="tenant"), Rate(100, per="1s", burst=20, by="endpoint"))
 
 
 class Act(msgspec.Struct, frozen=True):
@@ -26,15 +24,8 @@ class Act(msgspec.Struct, frozen=True):
     queue: str
     title: str
     fair: Fair | None = None
-    limits: tuple[Limit, ...] = ()
-
-    @property
-    def in_flight_limit(self) -> Concurrency | None:
-        return next((limit for limit in self.limits if isinstance(limit, Concurrency)), None)
-
-    @property
-    def rate_limit(self) -> Rate | None:
-        return next((limit for limit in self.limits if isinstance(limit, Rate)), None)
+    in_flight_limit: Concurrency | None = None
+    rate_limit: Rate | None = None
 
 
 FIFO = Act("FIFO", "demo-fifo", "no policy: first come, first served")
@@ -44,7 +35,8 @@ LIMITED = Act(
     "demo-limits",
     "Fair, 5 in flight per tenant, 100/s (burst 20) per endpoint",
     Fair(by="tenant"),
-    LIMITS,
+    Concurrency(5, by="tenant"),
+    Rate(100, per="1s", burst=20, by="endpoint"),
 )
 ACTS = (FIFO, FAIR, LIMITED)
 
@@ -97,21 +89,17 @@ class Workload(msgspec.Struct, frozen=True):
 
     def deliveries(self) -> list[Delivery]:
         """All jobs in the order in which they are enqueued: the whale's come first."""
-        whale = [(WHALE, _whale_endpoint(nth)) for nth in range(self.whale_jobs)]
-        tenants = [f"tenant-{nth:03}" for nth in range(1, self.small_tenants + 1)]
+        whale = [
+            (WHALE, f"{WHALE}-{nth % WHALE_ENDPOINTS:02}.example" if nth % WHALE_TO_RATED else RATED_ENDPOINT)
+            for nth in range(self.whale_jobs)
+        ]
         # Each small tenant enqueues all of its jobs at once; one of them goes to the endpoint that everybody uses.
         small = [
-            (tenant, RATED_ENDPOINT if nth == 0 else f"{tenant}.example")
-            for tenant in tenants
+            (tenant, f"{tenant}.example" if nth else RATED_ENDPOINT)
+            for tenant in (f"tenant-{nth:03}" for nth in range(1, self.small_tenants + 1))
             for nth in range(self.small_jobs)
         ]
         return [Delivery(number, tenant, endpoint) for number, (tenant, endpoint) in enumerate(whale + small)]
-
-
-def _whale_endpoint(nth: int) -> str:
-    if nth % WHALE_TO_RATED == 0:
-        return RATED_ENDPOINT
-    return f"{WHALE}-{nth % WHALE_ENDPOINTS:02}.example"
 
 
 def class_of(tenant: str) -> str:
@@ -308,27 +296,25 @@ class Promise(msgspec.Struct, frozen=True):
 def judge(figures: Sequence[Figures], slots: int) -> list[Promise]:
     """Every promise, in the order of the acts."""
     acts = {each.act: each for each in figures}
-    assert LIMITED.rate_limit is not None
-    return [
-        _once(figures),
-        *_turns(acts[FIFO.name], acts[FAIR.name]),
-        *_limits(acts[LIMITED.name], LIMITED.rate_limit),
-        _slots(figures, slots),
-    ]
-
-
-def _once(figures: Sequence[Figures]) -> Promise:
+    fifo, fair, limited, rate = acts[FIFO.name], acts[FAIR.name], acts[LIMITED.name], LIMITED.rate_limit
+    excess, excess_at_start = limited.rate.worst_excess, limited.rate.worst_excess_at_start
+    assert rate is not None
+    assert limited.in_flight_limit is not None
+    assert excess is not None
+    assert excess_at_start is not None
     missing = sum(each.jobs - each.jobs_run for each in figures)
     twice = sum(each.ran_twice for each in figures)
-    total = sum(each.jobs for each in figures)
-    return Promise(
-        f"{total:,} jobs ran, each exactly once", not missing and not twice, f"{missing} missing, {twice} twice"
-    )
-
-
-def _turns(fifo: Figures, fair: Figures) -> list[Promise]:
     slower = fair.total / fifo.total - 1
+    most_of_one = max(limited.in_flight_whale, limited.in_flight_small)
+    most = max(each.in_flight_all for each in figures)
+    # Handlers begin a moment after their jobs were admitted, and not all equally late: that much they may bunch up.
+    bunching = limited.rate.start_lag * SECOND / rate.interval
     return [
+        Promise(
+            f"{sum(each.jobs for each in figures):,} jobs ran, each exactly once",
+            not missing and not twice,
+            f"{missing} missing, {twice} twice",
+        ),
         Promise(
             f"FIFO: the last small-tenant job ends after {FIFO_AT_LEAST:.0%} of the time",
             fifo.last_small_share >= FIFO_AT_LEAST,
@@ -345,34 +331,18 @@ def _turns(fifo: Figures, fair: Figures) -> list[Promise]:
             f"{slower:+.1%}",
             depends_on_the_machine=True,
         ),
-    ]
-
-
-def _limits(limited: Figures, rate: Rate) -> list[Promise]:
-    most = max(limited.in_flight_whale, limited.in_flight_small)
-    excess, excess_at_start = limited.rate.worst_excess, limited.rate.worst_excess_at_start
-    assert limited.in_flight_limit is not None
-    assert excess is not None
-    assert excess_at_start is not None
-    # Handlers begin a moment after their jobs were admitted, and not all equally late: that much they may bunch up.
-    bunching = limited.rate.start_lag * SECOND / rate.interval
-    return [
         Promise(
             f"Limits: at most {limited.in_flight_limit} in flight per tenant",
-            most <= limited.in_flight_limit,
-            f"{most}",
+            most_of_one <= limited.in_flight_limit,
+            f"{most_of_one}",
         ),
         Promise(
             "Limits: at most burst + rate·t jobs admitted per endpoint in any time t",
             excess <= 0 and excess_at_start <= bunching,
             f"room for {0.0 - excess:.2f} left; by the handlers' own starts {0.0 - excess_at_start:.2f}",
         ),
+        Promise(f"at most {slots} jobs at once", most <= slots, f"{most}"),
     ]
-
-
-def _slots(figures: Sequence[Figures], slots: int) -> Promise:
-    most = max(each.in_flight_all for each in figures)
-    return Promise(f"at most {slots} jobs at once", most <= slots, f"{most}")
 
 
 def verdict(promises: Sequence[Promise]) -> str | None:

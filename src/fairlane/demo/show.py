@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from itertools import groupby
 from pathlib import Path
@@ -21,9 +22,8 @@ from uuid import uuid4
 
 import msgspec
 
-from fairlane.demo.acts import ACTS, WHALE, Act, Figures, Promise, Run, Workload, judge, measure
-from fairlane.demo.app import make_app
-from fairlane.demo.stage import STAGE_VARIABLE, LedgerReader, count_ready, raise_curtain
+from fairlane.demo.acts import ACTS, Act, Figures, Promise, Run, Workload, class_of, judge, measure
+from fairlane.demo.app import CURTAIN, STAGE_VARIABLE, LedgerReader, make_app
 from fairlane.errors import FairlaneError
 
 LOOK_EVERY = 0.1
@@ -47,14 +47,9 @@ class Progress(msgspec.Struct, frozen=True):
     """What is going on, in a word or two: `enqueueing`, `starting workers`, `running`, `done`."""
     elapsed: float = 0.0
     """Seconds since the first handler started."""
-    whale_done: int = 0
-    whale_running: int = 0
-    small_done: int = 0
-    small_running: int = 0
-
-    @property
-    def running(self) -> int:
-        return self.whale_running + self.small_running
+    done: Counter[str] = msgspec.field(default_factory=Counter)
+    """Runs by class: `whale` or `small`."""
+    running: Counter[str] = msgspec.field(default_factory=Counter)
 
 
 class Performance(msgspec.Struct, frozen=True):
@@ -90,117 +85,108 @@ class Watcher:
     def finish(self, performance: Performance) -> None: ...
 
 
-def play(url: str, workload: Workload, watcher: Watcher, acts: Sequence[Act] = ACTS) -> Report:
+def play(url: str, workload: Workload, watcher: Watcher) -> Report:
     """Play all acts on one database and judge what they showed."""
-    asyncio.run(_migrate(url))
+    asyncio.run(make_app(url)[0].migrate())
     performances = []
-    for act in acts:
+    for act in ACTS:
         with tempfile.TemporaryDirectory(prefix="fairlane-demo-") as stage:
-            runs = _perform(act, workload, url, Path(stage), watcher)
+            runs = Stage(act, workload, url, Path(stage), watcher).play()
         performances.append(Performance(act, workload, runs, measure(act, workload, runs)))
         watcher.finish(performances[-1])
     return Report(workload, performances, judge([each.figures for each in performances], workload.all_slots))
 
 
-async def _migrate(url: str) -> None:
-    app, _ = make_app(url)
-    await app.migrate()
+class Stage:
+    """One act on a database, played by worker processes that the public command starts."""
 
+    def __init__(self, act: Act, workload: Workload, url: str, folder: Path, watcher: Watcher) -> None:
+        self._act = act
+        self._workload = workload
+        self._url = url
+        self._folder = folder
+        self._watcher = watcher
+        self._ledger = LedgerReader(folder)
+        self._workers: dict[Path, subprocess.Popen[bytes]] = {}
 
-def _perform(act: Act, workload: Workload, url: str, stage: Path, watcher: Watcher) -> list[Run]:
-    watcher.look(Progress(act, workload, "enqueueing"))
-    asyncio.run(_enqueue(act, workload, url))
-    watcher.look(Progress(act, workload, "starting workers"))
-    ledger = LedgerReader(stage)
-    with _workers(act, workload, url, stage) as workers:
-        _wait_until_ready(workers, workload, stage)
-        raise_curtain(stage)
-        for progress in _follow(act, workload, ledger):
-            watcher.look(progress)
-            workers.check()
-    ledger.follow()
-    watcher.look(_progress(act, workload, ledger, "done"))
-    return ledger.runs
+    def play(self) -> list[Run]:
+        self._show("enqueueing")
+        asyncio.run(self._enqueue())
+        self._show("starting workers")
+        try:
+            self._start_workers()
+            self._wait_until_ready()
+            (self._folder / CURTAIN).touch()
+            self._follow()
+            self._drain()
+        finally:
+            self._end_workers()
+        self._ledger.follow()
+        self._show("done")
+        return self._ledger.runs
 
+    def _show(self, stage: str) -> None:
+        runs = self._ledger.runs, self._ledger.running.values()
+        done, running = (Counter(class_of(run.tenant) for run in each) for each in runs)
+        self._watcher.look(Progress(self._act, self._workload, stage, self._ledger.elapsed, done, running))
 
-async def _enqueue(act: Act, workload: Workload, url: str) -> None:
-    """The whale first; then each small tenant brings all of its jobs at once."""
-    app, deliver = make_app(url)
-    on_queue = deliver.using(queue=act.queue)
-    async with app:
-        for _, jobs in groupby(workload.deliveries(), key=lambda job: job.tenant):
-            calls = [on_queue.call(job.number, job.tenant, job.endpoint) for job in jobs]
-            for first in range(0, len(calls), ENQUEUE_AT_ONCE):
-                await app.enqueue_many(calls[first : first + ENQUEUE_AT_ONCE])
+    async def _enqueue(self) -> None:
+        """The whale first; then each small tenant brings all of its jobs at once."""
+        app, deliver = make_app(self._url)
+        on_queue = deliver.using(queue=self._act.queue)
+        async with app:
+            for _, jobs in groupby(self._workload.deliveries(), key=lambda job: job.tenant):
+                calls = [on_queue.call(job.number, job.tenant, job.endpoint) for job in jobs]
+                for first in range(0, len(calls), ENQUEUE_AT_ONCE):
+                    await app.enqueue_many(calls[first : first + ENQUEUE_AT_ONCE])
 
+    def _start_workers(self) -> None:
+        options = ["--queues", self._act.queue, "--concurrency", str(self._workload.slots), "--log-level", "warning"]
+        for nth in range(1, self._workload.processes + 1):
+            log = self._folder / f"worker-{nth}.log"
+            with log.open("wb") as output:
+                self._workers[log] = subprocess.Popen(
+                    # The same program and the same Python as this one, whatever PATH says.
+                    [sys.executable, "-m", "fairlane.cli", "worker", "fairlane.demo.app:app", *options],
+                    env={**os.environ, "FAIRLANE_URL": self._url, STAGE_VARIABLE: str(self._folder)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C is for the demo, which then stops its workers itself
+                )
 
-def _wait_until_ready(workers: Workers, workload: Workload, stage: Path) -> None:
-    deadline = time.monotonic() + READY_WITHIN
-    while count_ready(stage) < workload.processes:
-        workers.check()
-        if time.monotonic() > deadline:
-            raise DemoFailed(f"the workers were not ready within {READY_WITHIN:g} s")
-        time.sleep(LOOK_EVERY / 10)
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + READY_WITHIN
+        while len(list(self._folder.glob("*.ready"))) < self._workload.processes:
+            self._check_workers()
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"the workers were not ready within {READY_WITHIN:g} s")
+            time.sleep(LOOK_EVERY / 10)
 
+    def _follow(self) -> None:
+        """Look at the ledger until every job has run, or nothing has happened for too long."""
+        total, runs, moved_at = self._workload.total, self._ledger.runs, time.monotonic()
+        while len(runs) < total:
+            time.sleep(LOOK_EVERY)
+            if self._ledger.follow():
+                moved_at = time.monotonic()
+            elif time.monotonic() - moved_at > STALLED_AFTER:
+                nothing = f"nothing has run for {STALLED_AFTER:g} s"
+                raise DemoFailed(f"act {self._act.name}: {nothing}; {len(runs):,} of {total:,} jobs had ended by then")
+            self._show("running")
+            self._check_workers()
 
-def _follow(act: Act, workload: Workload, ledger: LedgerReader) -> Iterator[Progress]:
-    """Look at the ledger until every job has run, or nothing has happened for too long."""
-    moved_at = time.monotonic()
-    while len(ledger.runs) < workload.total:
-        time.sleep(LOOK_EVERY)
-        if ledger.follow():
-            moved_at = time.monotonic()
-        elif time.monotonic() - moved_at > STALLED_AFTER:
-            raise DemoFailed(
-                f"act {act.name}: nothing has run for {STALLED_AFTER:g} s; "
-                f"{len(ledger.runs):,} of {workload.total:,} jobs had ended by then"
-            )
-        yield _progress(act, workload, ledger, "running")
-
-
-def _progress(act: Act, workload: Workload, ledger: LedgerReader, stage: str) -> Progress:
-    whale_done = sum(run.tenant == WHALE for run in ledger.runs)
-    whale_running = sum(run.tenant == WHALE for run in ledger.running.values())
-    return Progress(
-        act,
-        workload,
-        stage,
-        ledger.elapsed,
-        whale_done,
-        whale_running,
-        len(ledger.runs) - whale_done,
-        len(ledger.running) - whale_running,
-    )
-
-
-class Workers:
-    """The worker processes of an act, started by the public command."""
-
-    def __init__(self) -> None:
-        self._processes: dict[Path, subprocess.Popen[bytes]] = {}
-
-    def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        with log.open("wb") as output:
-            self._processes[log] = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the demo, which then stops its workers itself
-            )
-
-    def check(self) -> None:
+    def _check_workers(self) -> None:
         """Raise `DemoFailed` when a worker has ended by itself."""
-        for log, process in self._processes.items():
+        for log, process in self._workers.items():
             if process.poll() is not None:
                 raise DemoFailed(f"a worker ended by itself with status {process.returncode}; {_last_words(log)}")
 
-    def drain(self) -> None:
-        """Stop them as a user would, and raise `DemoFailed` where one does not end well."""
-        self.check()
-        self._tell_to_stop()
-        for log, process in self._processes.items():
+    def _drain(self) -> None:
+        """Stop the workers as a user would, and raise `DemoFailed` where one does not end well."""
+        self._check_workers()
+        self._signal_workers()
+        for log, process in self._workers.items():
             try:
                 status = process.wait(STOP_WITHIN)
             except subprocess.TimeoutExpired:
@@ -208,38 +194,22 @@ class Workers:
             if status != 0:
                 raise DemoFailed(f"a worker stopped with status {status}; {_last_words(log)}")
 
-    def end(self) -> None:
+    def _end_workers(self) -> None:
         """Give them a moment to remove what they made, such as sockets, and then end whatever is left, with everything
         it started: each worker leads a process group of its own."""
-        self._tell_to_stop()
+        self._signal_workers()
         deadline = time.monotonic() + GRACE
-        for process in self._processes.values():
+        for process in self._workers.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-        for process in self._processes.values():
+        for process in self._workers.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def _tell_to_stop(self) -> None:
-        for process in self._processes.values():
+    def _signal_workers(self) -> None:
+        for process in self._workers.values():
             process.send_signal(signal.SIGTERM)
-
-
-@contextmanager
-def _workers(act: Act, workload: Workload, url: str, stage: Path) -> Iterator[Workers]:
-    options = ["--queues", act.queue, "--concurrency", str(workload.slots), "--log-level", "warning"]
-    # The same program and the same Python as this one, whatever PATH says.
-    command = [sys.executable, "-m", "fairlane.cli", "worker", "fairlane.demo.app:app", *options]
-    environment = {**os.environ, "FAIRLANE_URL": url, STAGE_VARIABLE: str(stage)}
-    workers = Workers()
-    try:
-        for nth in range(1, workload.processes + 1):
-            workers.start(command, environment, stage / f"worker-{nth}.log")
-        yield workers
-        workers.drain()
-    finally:
-        workers.end()
 
 
 def _last_words(log: Path, lines: int = 3) -> str:

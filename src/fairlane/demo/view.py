@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from io import StringIO
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -20,7 +21,6 @@ from fairlane.demo.acts import (
     WHALE,
     Act,
     Figures,
-    Promise,
     Run,
     Workload,
     class_of,
@@ -36,6 +36,7 @@ CHART_COLUMNS, CHART_ROWS = 72, 4
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 A_LINE_EVERY = 1.0  # seconds
 PICTURE_WIDTH = 84
+MARKS = {True: ("✔ ", "bold green"), False: ("✘ ", "bold red")}
 
 
 class LineView(Watcher):
@@ -59,11 +60,11 @@ class LineView(Watcher):
                 self._print(progress)
 
     def _print(self, progress: Progress) -> None:
-        work = progress.workload
+        work, done, running = progress.workload, progress.done, progress.running
         self._console.print(
-            f"  {progress.elapsed:5.1f} s   whale {progress.whale_done:>5,} of {work.whale_jobs:,} done, "
-            f"{progress.whale_running:2} running   small {progress.small_done:>5,} of {work.small_total:,} done, "
-            f"{progress.small_running:2} running",
+            f"  {progress.elapsed:5.1f} s   whale {done[WHALE]:>5,} of {work.whale_jobs:,} done, "
+            f"{running[WHALE]:2} running   small {done['small']:>5,} of {work.small_total:,} done, "
+            f"{running['small']:2} running",
             soft_wrap=True,
             highlight=False,
         )
@@ -95,34 +96,28 @@ def _heading(act: Act) -> Text:
 
 
 def _draw_progress(progress: Progress) -> RenderableType:
-    work = progress.workload
+    work, running = progress.workload, progress.running
     grid = Table.grid(padding=(0, 2))
     grid.add_column(justify="right", min_width=18)
-    grid.add_row("whale", _bar(progress.whale_done, progress.whale_running, work.whale_jobs, WHALE_STYLE))
-    grid.add_row(
-        f"{work.small_tenants} small tenants",
-        _bar(progress.small_done, progress.small_running, work.small_total, SMALL_STYLE),
+    for name, kind, total, style in (
+        ("whale", WHALE, work.whale_jobs, WHALE_STYLE),
+        (f"{work.small_tenants} small tenants", "small", work.small_total, SMALL_STYLE),
+    ):
+        done = progress.done[kind]
+        filled = round(BAR_WIDTH * done / total)
+        counts = f"  {done:>5,} done  {running[kind]:>2} running  {total - done - running[kind]:>5,} waiting"
+        bar = Text.assemble(("━" * filled, style), ("━" * (BAR_WIDTH - filled), IDLE_STYLE), (counts, "default"))
+        grid.add_row(name, bar)
+    in_use = running.total()
+    slots = Text.assemble(
+        ("■" * running[WHALE], WHALE_STYLE),
+        ("■" * running["small"], SMALL_STYLE),
+        ("□" * max(0, work.all_slots - in_use), IDLE_STYLE),
+        (f"  {in_use} of {work.all_slots} in use", "default"),
     )
-    grid.add_row("slots", _slots(progress))
+    grid.add_row("slots", slots)
     grid.add_row("elapsed", f"{progress.elapsed:.1f} s   [dim]{progress.stage}[/]")
     return Group(Text(), _heading(progress.act), Padding(grid, (1, 0, 1, 0)))
-
-
-def _bar(done: int, running: int, total: int, style: str) -> Text:
-    filled = round(BAR_WIDTH * done / total)
-    waiting = total - done - running
-    bar = Text("━" * filled, style=style)
-    bar.append("━" * (BAR_WIDTH - filled), style=IDLE_STYLE)
-    bar.append(f"  {done:>5,} done  {running:>2} running  {waiting:>5,} waiting", style="default")
-    return bar
-
-
-def _slots(progress: Progress) -> Text:
-    free = max(0, progress.workload.all_slots - progress.running)
-    slots = Text("■" * progress.whale_running, style=WHALE_STYLE)
-    slots.append("■" * progress.small_running, style=SMALL_STYLE)
-    slots.append("□" * free, style=IDLE_STYLE)
-    return slots.append(f"  {progress.running} of {progress.workload.all_slots} in use", style="default")
 
 
 def draw_report(report: Report, *, with_charts: bool = False) -> RenderableType:
@@ -135,7 +130,10 @@ def draw_report(report: Report, *, with_charts: bool = False) -> RenderableType:
         Text(),
         _draw_figures(report.figures, report.workload),
         Text(),
-        *(_draw_promise(promise) for promise in report.promises),
+        *(
+            Text.assemble(MARKS[promise.kept], promise.sentence, (f"  {promise.seen}", "dim"))
+            for promise in report.promises
+        ),
     )
 
 
@@ -191,23 +189,23 @@ def _draw_figures(figures: Sequence[Figures], work: Workload) -> Table:
     table.add_column("counted from what ran")
     for each in figures:
         table.add_column(each.act, justify="right")
-    rows = {
-        f"jobs run exactly once, of {work.total:,}": [f"{each.jobs_run - each.ran_twice:,}" for each in figures],
-        "total time": [f"{each.total:.2f} s" for each in figures],
-        "last small-tenant job": [f"{each.last_small:.2f} s" for each in figures],
-        "last small-tenant job / total": [f"{each.last_small_share:.2f}" for each in figures],
-        f"whale jobs before it, of {work.whale_jobs:,}": [f"{each.whale_before:,}" for each in figures],
-        "Jain index of worker-seconds": [f"{each.jain:.3f}" for each in figures],
-        "most in flight, the whale": [_against(each.in_flight_whale, each.in_flight_limit) for each in figures],
-        "most in flight, a small tenant": [_against(each.in_flight_small, each.in_flight_limit) for each in figures],
-        f"busiest second, {RATED_ENDPOINT}": [
-            _against(each.rate.busiest_second, each.rate.most_in_a_second) for each in figures
-        ],
-        "room in the tightest window, at admission": [_room(each.rate.worst_excess) for each in figures],
-        "the same, by the handlers' own starts": [_room(each.rate.worst_excess_at_start) for each in figures],
+    rows: dict[str, Callable[[Figures], str]] = {
+        f"jobs run exactly once, of {work.total:,}": lambda each: f"{each.jobs_run - each.ran_twice:,}",
+        "total time": lambda each: f"{each.total:.2f} s",
+        "last small-tenant job": lambda each: f"{each.last_small:.2f} s",
+        "last small-tenant job / total": lambda each: f"{each.last_small_share:.2f}",
+        f"whale jobs before it, of {work.whale_jobs:,}": lambda each: f"{each.whale_before:,}",
+        "Jain index of worker-seconds": lambda each: f"{each.jain:.3f}",
+        "most in flight, the whale": lambda each: _against(each.in_flight_whale, each.in_flight_limit),
+        "most in flight, a small tenant": lambda each: _against(each.in_flight_small, each.in_flight_limit),
+        f"busiest second, {RATED_ENDPOINT}": lambda each: _against(
+            each.rate.busiest_second, each.rate.most_in_a_second
+        ),
+        "room in the tightest window, at admission": lambda each: _room(each.rate.worst_excess),
+        "the same, by the handlers' own starts": lambda each: _room(each.rate.worst_excess_at_start),
     }
-    for name, cells in rows.items():
-        table.add_row(name, *cells)
+    for name, cell in rows.items():
+        table.add_row(name, *map(cell, figures))
     return table
 
 
@@ -219,15 +217,8 @@ def _room(excess: float | None) -> str:
     return "–" if excess is None else f"{0.0 - excess:.2f} jobs"
 
 
-def _draw_promise(promise: Promise) -> Text:
-    mark = ("✔ ", "bold green") if promise.kept else ("✘ ", "bold red")
-    return Text.assemble(mark, promise.sentence, (f"  {promise.seen}", "dim"))
-
-
 def save_svg(report: Report, path: str) -> None:
     """The last screen as a picture."""
-    from io import StringIO
-
     console = Console(record=True, width=PICTURE_WIDTH, file=StringIO(), force_terminal=True, color_system="truecolor")
     console.print(draw_report(report, with_charts=True))
     # Without rich's web fonts: the picture asks nobody for anything.

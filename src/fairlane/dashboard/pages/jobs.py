@@ -5,16 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from fairlane.dashboard.deeds import CANCEL, FORCE, PURGE, REPLAY, RETRY, Deed
-from fairlane.dashboard.page import Ask, Page, filter_from, job_from, number_from, shown_filter
+from fairlane.dashboard.page import Ask, filter_from, job_from, shown_filter
 from fairlane.job import State
 
 ROWS = 50
 WAITING = (State.SCHEDULED, State.READY)
 
 
-async def look_at_jobs(ask: Ask) -> dict[str, Any]:
-    page = await ask.operations.list_jobs(filter_from(ask.query), ROWS, ask.query.get("after") or None, looks=1)
-    return {"jobs": page.jobs, "after": page.after, "filter": shown_filter(ask.query), "states": list(map(str, State))}
+async def look_at_jobs(ask: Ask, state: State | None = None) -> dict[str, Any]:
+    wanted, after = filter_from(ask.query, state), ask.query.get("after") or None
+    page = await ask.operations.list_jobs(wanted, ROWS, after, looks=1)
+    shown = shown_filter(ask.query) | ({} if state is None else {"state": str(state)})
+    return {"jobs": page.jobs, "after": page.after, "filter": shown, "states": list(map(str, State))}
+
+
+async def look_at_dead(ask: Ask) -> dict[str, Any]:
+    return await look_at_jobs(ask, State.DEAD)
 
 
 async def look_at_job(ask: Ask) -> dict[str, Any]:
@@ -39,27 +45,14 @@ _POSSIBLE: tuple[tuple[Deed, tuple[State, ...]], ...] = (
     (PURGE, (State.DONE, State.DEAD, State.CANCELLED)),
 )
 
-JOBS = Page(path="/jobs", title="Jobs", template="jobs.html", look=look_at_jobs, nav="Jobs", shortcut="j")
-JOB = Page(path="/jobs/{job}", title="Job", template="job.html", look=look_at_job, nav="Jobs")
 
-
-async def look_at_dead(ask: Ask) -> dict[str, Any]:
-    wanted = filter_from(ask.query, state=State.DEAD)
-    page = await ask.operations.list_jobs(wanted, ROWS, ask.query.get("after") or None, looks=1)
-    return {"jobs": page.jobs, "after": page.after, "filter": {**shown_filter(ask.query), "state": "dead"}}
-
-
-DEAD = Page(path="/dead", title="Dead", template="dead.html", look=look_at_dead, nav="Dead", shortcut="d")
-
-
-LARGEST = 2**62
+LONGEST_NUMBER = 19
+"""Digits that a database can hold."""
 
 
 async def look_at_audit(ask: Ask) -> dict[str, Any]:
     queue = ask.query.get("queue") or None
-    before = number_from(ask.query, "before", 0, low=0, high=LARGEST) or None
-    page = await ask.operations.list_audit(queue, before=before, limit=ROWS)
+    text = ask.query.get("before", "")
+    before = int(text) if text.isdecimal() and len(text) < LONGEST_NUMBER else None
+    page = await ask.operations.list_audit(queue, before=before or None, limit=ROWS)
     return {"entries": page.entries, "before": page.before, "queue": queue}
-
-
-AUDIT = Page(path="/audit", title="Audit", template="audit.html", look=look_at_audit, nav="Audit", shortcut="a")

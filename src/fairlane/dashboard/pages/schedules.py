@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from fairlane.dashboard.deeds import NOBODY
-from fairlane.dashboard.page import Ask, Page
-from fairlane.operations import ScheduleView
+from fairlane.dashboard.page import Ask
 
 ROWS = 200
 """Those that need somebody come first, so what is cut off is well."""
 _ORDER = ("orphaned", "paused", "active")
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A schedule, and what may be seen of its call."""
-
-    schedule: ScheduleView
-    call: Any
-
-    @property
-    def remark(self) -> str:
-        """What is to be known about it besides."""
-        triggers = self.schedule.triggers_in_words
-        nobody = NOBODY if self.schedule.state == "orphaned" else ""
-        return " ".join(filter(None, (nobody, triggers and f"{triggers}.")))
 
 
 async def look(ask: Ask) -> dict[str, Any]:
@@ -39,7 +22,8 @@ async def look(ask: Ask) -> dict[str, Any]:
     ]
     wanted = sorted(fitting, key=lambda each: (_ORDER.index(each.state), each.name))
     return {
-        "rows": [_Row(each, each.call) for each in wanted[:ROWS]],
+        "rows": wanted[:ROWS],
+        "nobody": NOBODY,
         "more": max(0, len(wanted) - ROWS),
         "counts": {state: sum(each.state == state for each in found) for state in _ORDER},
         "waiting": sum(each.triggers_waiting for each in found),
@@ -48,6 +32,3 @@ async def look(ask: Ask) -> dict[str, Any]:
         "states": _ORDER,
         "search": search,
     }
-
-
-PAGE = Page(path="/schedules", title="Schedules", template="schedules.html", look=look, nav="Schedules", shortcut="s")

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 from fairlane.clock import measured, microseconds
-from fairlane.dashboard.page import Ask, Page
+from fairlane.dashboard.page import Ask
 from fairlane.errors import ConfigurationError, FairlaneError, UnknownQueue
 from fairlane.operations import PolicyInForce
 from fairlane.operations.trials import MOST_SIMULATED, MOST_SLOTS, Misread, Tried, read_policy_text, read_workload_text
@@ -60,21 +60,16 @@ async def submit(ask: Ask, given: Mapping[str, str]) -> dict[str, Any]:
         return _loaded(form, known)
     policies, options, problems = _read(form)
     if not problems:
+        if not _UNDER_WAY.acquire(blocking=False):
+            return _shown(form, known, {"form": Misread(words=BUSY)})
         try:
-            tried = await _one_at_a_time(ask, policies, options)
+            tried = await ask.operations.try_policies(policies, **options)
             return _shown(form, known) | {"result": compare(tried, policies, form.queue)}
         except (ConfigurationError, UnknownQueue) as error:
             problems = {"form": Misread(words=str(error))}
+        finally:
+            _UNDER_WAY.release()
     return _shown(form, known, problems)
-
-
-async def _one_at_a_time(ask: Ask, policies: Sequence[Policy], options: dict[str, Any]) -> list[Tried]:
-    if not _UNDER_WAY.acquire(blocking=False):
-        raise ConfigurationError(BUSY)
-    try:
-        return await ask.operations.try_policies(policies, **options)
-    finally:
-        _UNDER_WAY.release()
 
 
 async def _slots_of(ask: Ask, queue: str) -> str:
@@ -86,7 +81,7 @@ async def _slots_of(ask: Ask, queue: str) -> str:
 
 def _loaded(form: _Form, known: list[PolicyInForce]) -> dict[str, Any]:
     """The form with the policy in force; what was typed elsewhere stays."""
-    found = _in_force(form.queue, known)
+    found = next((each.policy for each in known if each.queue == form.queue), None)
     form = replace(form, workload=form.workload if form.workload.strip() else _examples(found)[0][1])
     if found is None:
         words = f"no policy of a queue {form.queue!r} is known to this database"
@@ -96,17 +91,14 @@ def _loaded(form: _Form, known: list[PolicyInForce]) -> dict[str, Any]:
     return _shown(replace(form, a=text, b=text if is_untouched else form.b), known)
 
 
-def _in_force(queue: str, known: list[PolicyInForce]) -> Policy | None:
-    return next((each.policy for each in known if each.queue == queue), None)
-
-
 def _shown(form: _Form, known: list[PolicyInForce], problems: Mapping[str, Misread] | None = None) -> dict[str, Any]:
+    of_queue = next((each for each in known if each.queue == form.queue), None)
     return {
         "form": form,
         "problems": problems or {},
         "queues": [each.queue for each in known if each.policy is not None],
-        "examples": _examples(_in_force(form.queue, known)),
-        "overrides": sum(len(each.overrides) for each in known if each.queue == form.queue),
+        "examples": _examples(of_queue.policy if of_queue else None),
+        "overrides": len(of_queue.overrides) if of_queue else 0,
         "most_jobs": MOST_SIMULATED,
         "most_slots": MOST_SLOTS,
         "result": None,
@@ -129,44 +121,30 @@ def _read(form: _Form) -> tuple[list[Policy], dict[str, Any], Problems]:
                 policies.append(policy)
     options: dict[str, Any] = {"slots": _number(form.slots, problems)}
     if form.source == HISTORY:
-        _is_time("last", form.last, problems)
-        options |= {"history": form.queue, "last": form.last.strip()}
+        options |= {"history": form.queue, "last": _time("last", form.last, problems)}
     else:
         options["workload"] = workload = read_workload_text(form.workload)
         if isinstance(workload, Misread):
             problems["workload"] = workload
-    if form.until.strip() and _is_time("until", form.until, problems):
-        options["until"] = form.until.strip()
+    if form.until.strip():
+        options["until"] = _time("until", form.until, problems)
     return policies, options, problems
 
 
 def _number(text: str, problems: Problems) -> int:
     typed = text.strip().replace(",", "")
-    if typed.isascii() and typed.isdigit() and 1 <= int(typed[:9]) <= MOST_SLOTS and len(typed) < 9:
+    if typed.isascii() and typed.isdigit() and len(typed) < 9 and 1 <= int(typed) <= MOST_SLOTS:
         return int(typed)
     problems["slots"] = Misread(words=f"give a whole number from 1 to {MOST_SLOTS:,}")
     return 0
 
 
-def _is_time(name: str, text: str, problems: Problems) -> bool:
+def _time(name: str, text: str, problems: Problems) -> str:
     try:
         microseconds(text.strip())
     except FairlaneError as error:
         problems[name] = Misread(words=str(error))
-        return False
-    return True
-
-
-PAGE = Page(
-    path="/try",
-    title="Try a policy",
-    template="try.html",
-    look=look,
-    submit=submit,
-    nav="Try",
-    shortcut="t",
-    is_live=False,
-)
+    return text.strip()
 
 
 LETTERS = "ABCD"
@@ -179,23 +157,6 @@ ALIKE = 0.1
 """A difference that is not worth a sentence."""
 BRIEF = 0.005
 """Seconds: nor is one between waits that nobody notices."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    title: str
-    letter: str | None
-    data: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A line of a table, and which side it is of; a line of the first side begins a group."""
-
-    letter: str
-    group: Group
-    part: float
-    """Its wait at p95, as a part of the longest."""
 
 
 def compare(tried: Sequence[Tried], policies: Sequence[Policy], queue: str) -> dict[str, Any]:
@@ -242,45 +203,43 @@ def _in_words(found: Sequence[Simulation]) -> list[str]:
     if len(found) < 2:
         return []
     a, b = found[0], found[1]
-    before = {group.name: group.waits.p95 for group in a.classes}
-    words = [
-        _wait_in_words(group.name, before[group.name], group.waits.p95) for group in b.classes if group.name in before
-    ]
-    told = [each for each in words if each]
-    if not told:
-        told.append("Waits are about the same under both.")
+    p95 = {group.name: group.waits.p95 for group in a.classes}
+    words = []
+    for name, before, after in ((each.name, p95[each.name], each.waits.p95) for each in b.classes if each.name in p95):
+        if abs(after - before) > max(BRIEF, ALIKE * max(before, after)):
+            which = "sooner" if after < before else "later"
+            within = f"95 % of its jobs within {measured(after)}, under A {measured(before)}"
+            words.append(f"{name} starts {which} under B: {within}.")
+    if not words:
+        words.append("Waits are about the same under both.")
     if abs(b.seconds - a.seconds) > ALIKE * a.seconds:
-        told.append(f"All is done after {measured(b.seconds)} under B, {measured(a.seconds)} under A.")
+        words.append(f"All is done after {measured(b.seconds)} under B, {measured(a.seconds)} under A.")
     if a.jain is not None and b.jain is not None and abs(a.jain - b.jain) > ALIKE:
-        told.append(
-            f"Turns are {'more' if b.jain > a.jain else 'less'} even under B (Jain {b.jain:.2f}, {a.jain:.2f})."
-        )
-    return told
-
-
-def _wait_in_words(name: str, before: float, after: float) -> str:
-    if abs(after - before) <= max(BRIEF, ALIKE * max(before, after)):
-        return ""
-    which = "sooner" if after < before else "later"
-    return f"{name} starts {which} under B: 95 % of its jobs within {measured(after)}, under A {measured(before)}."
+        more = "more" if b.jain > a.jain else "less"
+        words.append(f"Turns are {more} even under B (Jain {b.jain:.2f}, {a.jain:.2f}).")
+    return words
 
 
 # Tables.
 
 
-def _rows(groups: Sequence[Sequence[Group]]) -> list[Row]:
-    """Line by line, the first policy above the second."""
+def _rows(groups: Sequence[Sequence[Group]]) -> list[dict[str, Any]]:
+    """Line by line, the first policy above the second. `part` is a wait at p95, as a part of the longest."""
     longest = max((each.waits.p95 for side in groups for each in side), default=0.0)
     places = {name: nth for nth, name in enumerate(dict.fromkeys(each.name for side in groups for each in side))}
     rows = [
-        Row(letter=letter, group=each, part=each.waits.p95 / longest if longest else 0.0)
+        {"letter": letter, "group": each, "part": each.waits.p95 / longest if longest else 0.0}
         for letter, side in zip(LETTERS, groups, strict=False)
         for each in side
     ]
-    return sorted(rows, key=lambda row: (places[row.group.name], row.letter))
+    return sorted(rows, key=lambda row: (places[row["group"].name], row["letter"]))
 
 
 # Charts.
+
+
+Chart = dict[str, str | None]
+"""A title, the letter of its policy if it is of one, and the data as JSON."""
 
 
 def _charts(tried: Sequence[Tried]) -> list[Chart]:
@@ -293,7 +252,7 @@ def _charts(tried: Sequence[Tried]) -> list[Chart]:
         right = max((each["x"][-1] for each in drawn if each["x"]), default=1)
         for letter, each in zip(letters, drawn, strict=False):
             scale = {"top": top, "right": right, "time": False, "xLabel": "after", "xUnit": "s"}
-            charts.append(Chart(title=title, letter=letter, data=json.dumps({**each, **scale})))
+            charts.append({"title": title, "letter": letter, "data": json.dumps({**each, **scale})})
     found = [simulation for simulation, _ in tried]
     by = ", ".join(found[0].by)
     if by and max(len(each.keys) for each in found) > 1:
@@ -334,7 +293,7 @@ def _ranked(title: str, unit: str, sides: Sequence[Sequence[float]]) -> Chart:
         for letter, side, color in zip(LETTERS, sides, ("series-4", "series-1", "series-2", "series-3"), strict=False)
     ]
     data = {"x": [place + 1 for place in places], "series": series, "time": False, "xLabel": "place", "unit": unit}
-    return Chart(title=title, letter=None, data=json.dumps(data))
+    return {"title": title, "letter": None, "data": json.dumps(data)}
 
 
 # What tends to happen to queues, as texts for the form.
@@ -388,14 +347,9 @@ backoff = "2s\"""",
 def _examples(policy: Policy | None) -> list[tuple[str, str]]:
     """Titles and texts, for jobs that carry the keys of this policy."""
     names = list(policy.stamped_keys if policy is not None else ()) or ["account"]
-    keys = {
-        "hot": _keys(names, "acme", "1"),
-        "small": _keys(names, "small-{n}", "{n}"),
-        "many": _keys(names, "tenant-{n}", "{n}"),
-    }
+    keys = {}
+    for kind, first, others in (("hot", "acme", "1"), ("small", "small-{n}", "{n}"), ("many", "tenant-{n}", "{n}")):
+        values = [first, *(f"{name}-{others}" for name in names[1:])]
+        pairs = [f"{name} = {json.dumps(value)}" for name, value in zip(names, values, strict=True)]
+        keys[kind] = f"{{ {', '.join(pairs)} }}"
     return [(title, Template(text).substitute(keys)) for title, text in WORKLOADS.items()]
-
-
-def _keys(names: Sequence[str], first: str, others: str) -> str:
-    pairs = [f"{name} = {json.dumps(f'{name}-{others}' if nth else first)}" for nth, name in enumerate(names)]
-    return "{ " + ", ".join(pairs) + " }"

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from fairlane.clock import lasting
-from fairlane.dashboard.page import Ask, Page
+from fairlane.dashboard.page import Ask
 from fairlane.operations.views import WorkerView
 
 ROWS = 200
 """Those that need somebody come first, so what is cut off is well."""
 _ORDER = ("late", "unwell", "blocked", "troubled", "stopping", "well", "replaced")
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A worker, and what to think of it."""
-
-    worker: WorkerView
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """What is wrong, each with what to do about it."""
-        return _remarks(self.worker)
-
-    @property
-    def used(self) -> float:
-        """The part of its slots in which a job runs."""
-        return min(1.0, self.worker.running / self.worker.concurrency) if self.worker.concurrency else 0.0
 
 
 async def look(ask: Ask) -> dict[str, Any]:
@@ -42,7 +24,8 @@ async def look(ask: Ask) -> dict[str, Any]:
     wanted.sort(key=lambda each: (_ORDER.index(each.state), each.name, each.id))
     return {
         "found": found,
-        "rows": [_Row(each) for each in wanted[:ROWS]],
+        "rows": wanted[:ROWS],
+        "remarks_on": remarks_on,
         "more": max(0, len(wanted) - ROWS),
         "queues": sorted({name for each in found.workers for name in each.queues}),
         "queue": queue,
@@ -51,7 +34,8 @@ async def look(ask: Ask) -> dict[str, Any]:
     }
 
 
-def _remarks(worker: WorkerView) -> tuple[str, ...]:
+def remarks_on(worker: WorkerView) -> list[str]:
+    """What is wrong with it, each with what to do about it."""
     state, dead = worker.state, worker.dead_loops
     remarks = [f"Its loop {name} died: {cause}. Restart it, and look at its log." for name, cause in dead.items()]
     if state == "late":
@@ -73,7 +57,4 @@ def _remarks(worker: WorkerView) -> tuple[str, ...]:
         remarks.append(
             f"Its clock differs from the database’s by {worker.clock_offset:+.1f} s. Let its machine keep time (NTP)."
         )
-    return tuple(remarks)
-
-
-PAGE = Page(path="/workers", title="Workers", template="workers.html", look=look, nav="Workers", shortcut="w")
+    return remarks
