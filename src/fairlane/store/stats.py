@@ -144,7 +144,7 @@ class Moment:
     def survey(self, queues: Sequence[str]) -> Procedure[list[QueueFigures]]:
         """These queues at a glance, in a fixed number of statements however many they are."""
         recents = yield from self._recents_of(queues)
-        found = yield query("survey", list(recents), COUNTED_AT_MOST)
+        found = yield query("survey", list(recents), COUNTED_AT_MOST, self.now)
         stored_held = {name: stats_rows.decode_held(held) for name, *_, held, _ in found}
         held = yield from self._held_in(recents, stored_held)
         dead: dict[str | None, int] = dict(map(tuple, (yield query("count_newest_dead", COUNTED_AT_MOST))))
@@ -343,7 +343,7 @@ class Moment:
         known = [name for name in queues if name in policies]
         if fresh := [name for name in known if name not in self._recents]:
             told = _by_name((yield query("select_told_of", fresh)), decode_tally)
-            unseen = {name: Unseen(*counts) for name, *counts in (yield query("select_unseen", fresh))}
+            unseen = {name: Unseen(*counts) for name, *counts in (yield query("select_unseen", fresh, self.now))}
             given = yield from self._given_in([name for name in unseen if policies[name].policy.brought])
             for name, resumed in (yield from self._resumed_in({n: policies[n].policy for n in fresh})).items():
                 unseen[name] = msgspec.structs.replace(unseen.get(name, Unseen()), resumed=resumed)
@@ -360,7 +360,7 @@ class Moment:
     def _given_in(self, queues: Sequence[str]) -> Procedure[dict[str, list[tuple[Mapping[str, float], int]]]]:
         """By queue, the numbers that unseen jobs brought along."""
         found: dict[str, list[tuple[Mapping[str, float], int]]] = {}
-        for name, text, given_by in (yield query("select_unseen_given", queues)) if queues else ():
+        for name, text, given_by in (yield query("select_unseen_given", queues, self.now)) if queues else ():
             found.setdefault(name, []).append((decode_given(text) or {}, given_by))
         return found
 
@@ -377,7 +377,7 @@ class Moment:
 
     def _load_lanes(self, queues: Sequence[str]) -> Procedure[None]:
         if fresh := [name for name in queues if self._recents[name].lanes is None]:
-            found = dict(map(tuple, (yield query("select_unseen_lanes", fresh))))
+            found = dict(map(tuple, (yield query("select_unseen_lanes", fresh, self.now))))
             for name in fresh:
                 self._recents[name].lanes = decode_lanes(found[name]) if name in found else []
 
@@ -629,8 +629,8 @@ class Moment:
         return page.jobs
 
     def scheduled_by_lane(self, queues: Sequence[str]) -> Procedure[LanesCounted]:
-        """The scheduled jobs that are due first, up to `COUNTED_AT_MOST`, by lane."""
-        found = yield query("select_scheduled_by_lane", list(queues), COUNTED_AT_MOST)
+        """The jobs that are due next, up to `COUNTED_AT_MOST`, by lane."""
+        found = yield query("select_scheduled_by_lane", list(queues), COUNTED_AT_MOST, self.now)
         lanes = [LaneTally(decode_keys(keys), priority, count) for priority, keys, count in found]
         return LanesCounted(lanes, sum(lane.arrived for lane in lanes) < COUNTED_AT_MOST)
 

@@ -1,7 +1,7 @@
 -- What people look at. Nothing is written and no lock is taken; each is one statement, however many queues there are.
 
 -- name: survey
--- What claims have left. $1 queues by name, $2 scheduled jobs are counted up to this
+-- What claims have left. $1 queues by name, $2 scheduled jobs are counted up to this, $3 now: what is due is unseen
 select q.name, s.ready, s.running, s.parked, scheduled.jobs, scheduled.next_due_at, f.counted_at,
     coalesce(f.held, '{}'), f.hours
 from unnest($1::text[]) with ordinality as u (name, nth)
@@ -15,7 +15,7 @@ cross join lateral (
     from (
         select j.due_at
         from fairlane.jobs j
-        where j.queue_id = q.id and j.due_at is not null
+        where j.queue_id = q.id and j.due_at > $3::bigint
         order by j.due_at
         limit $2
     ) j
@@ -192,7 +192,7 @@ where l.flow = $1::bytea and not l.id = any ($3::bytea[])
 limit $2::integer
 
 -- name: select_scheduled_by_lane
--- The scheduled jobs of these queues that are due first, by lane. $1 queues by name, $2 how many
+-- The jobs of these queues that are due next, by lane. $1 queues by name, $2 how many, $3 now
 select l.priority, one.keys, l.jobs
 from (
     select j.priority, min(j.place) as place, count(*) as jobs
@@ -203,7 +203,7 @@ from (
         cross join lateral (
             select j.due_at, j.lane, j.priority, j.ctid as place
             from fairlane.jobs j
-            where j.queue_id = q.id and j.due_at is not null
+            where j.queue_id = q.id and j.due_at > $3::bigint
             order by j.due_at
             limit $2::integer
         ) j
@@ -234,7 +234,8 @@ cross join lateral (
 ) l
 
 -- name: select_unseen
--- How much has come that no claim has seen: jobs, since when the first of them is ready, and events. $1 queues by name.
+-- How much has come that no claim has seen, of what arrived and of what is due by now: jobs, since when the first of them is
+-- ready, and events. $1 queues by name, $2 now.
 -- (`offset 0`, here and below: a join that is turned round would walk the whole index.)
 select q.name, sum(a.count)::bigint, min(a.since) filter (where a.count > 0), count(*)
 from unnest($1::text[]) as u (name)
@@ -246,11 +247,17 @@ cross join lateral (
     order by s.version desc
     limit 1
 ) s
-cross join lateral (select a.* from fairlane.arrivals a where a.queue_id = q.id and a.xid >= s.since offset 0) a
+cross join lateral (
+    select a.count, a.since from fairlane.arrivals a where a.queue_id = q.id and a.xid >= s.since
+    union all
+    select 1, j.due_at from fairlane.jobs j where j.queue_id = q.id and j.due_at <= $2::bigint
+    offset 0
+) a
 group by q.name
 
 -- name: select_unseen_given
--- The different numbers that these jobs brought along, each with the latest job that did. $1 queues by name
+-- The different numbers that these jobs brought along, each with the latest job that did. $1 queues by name,
+-- $2 now
 select q.name, a.given, max(a.given_by)
 from unnest($1::text[]) as u (name)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
@@ -261,7 +268,12 @@ cross join lateral (
     order by s.version desc
     limit 1
 ) s
-cross join lateral (select a.* from fairlane.arrivals a where a.queue_id = q.id and a.xid >= s.since offset 0) a
+cross join lateral (
+    select a.given, a.given_by from fairlane.arrivals a where a.queue_id = q.id and a.xid >= s.since
+    union all
+    select j.given, j.given_by from fairlane.jobs j where j.queue_id = q.id and j.due_at <= $2::bigint
+    offset 0
+) a
 where a.given is not null
 group by q.name, a.given
 
@@ -292,7 +304,7 @@ group by q.name, j.lane, j.priority
 
 -- name: select_unseen_lanes
 -- All of them by lane and by what they brought along: of each queue one JSON array of lane tallies (the zeros are what only
--- claims tell), since rows one by one would take longer than all the rest. $1 queues by name
+-- claims tell), since rows one by one would take longer than all the rest. $1 queues by name, $2 now
 select q.name, '[' || string_agg(lanes.lane, ',') || ']'
 from unnest($1::text[]) as u (name)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
@@ -307,7 +319,16 @@ cross join lateral (
     select '[' || min(a.keys::text) || ',' || a.priority || ',' || sum(a.count) || ',0,0,0,0,0,0,'
         || max(case when a.count > 0 then a.since else 0 end) || ',0,0,' || coalesce(a.given, 'null') || ','
         || coalesce(max(a.given_by), 0) || ']' as lane
-    from (select a.* from fairlane.arrivals a where a.queue_id = q.id and a.xid >= s.since offset 0) a
+    from (
+        select a.lane, a.priority, a.keys, a.count, a.since, a.given, a.given_by
+        from fairlane.arrivals a
+        where a.queue_id = q.id and a.xid >= s.since
+        union all
+        select j.lane, j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task), 1, j.due_at, j.given, j.given_by
+        from fairlane.jobs j
+        where j.queue_id = q.id and j.due_at <= $2::bigint
+        offset 0
+    ) a
     group by a.lane, a.priority, a.given
 ) lanes
 group by q.name

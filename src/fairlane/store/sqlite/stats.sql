@@ -1,10 +1,10 @@
 -- What people look at. Nothing is written; a statement for each queue, where there is no table that names it.
 
 -- name: survey
--- What claims have left. ?1 queues by name, ?2 scheduled jobs are counted up to this
+-- What claims have left. ?1 queues by name, ?2 scheduled jobs are counted up to this, ?3 now: what is due is unseen
 select q.name, q.ready, q.running, q.parked,
-    (select count(*) from (select 1 from jobs where queue = q.id and due_at is not null limit ?2)),
-    (select min(due_at) from jobs where queue = q.id and due_at is not null),
+    (select count(*) from (select 1 from jobs where queue = q.id and due_at > ?3 limit ?2)),
+    (select min(due_at) from jobs where queue = q.id and due_at > ?3),
     f.counted_at, coalesce(f.held, '{}'), f.hours
 from json_each(?1) as u
 cross join queues as q on q.name = u.value
@@ -116,14 +116,14 @@ from lanes
 where flow = ?
 
 -- name: select_scheduled_by_lane
--- The scheduled jobs of these queues that are due first, by lane. ?1 queues by name, ?2 how many
+-- The jobs of these queues that are due next, by lane. ?1 queues by name, ?2 how many, ?3 now
 select priority, lane_keys, count(*)
 from (
     select j.lane, j.priority, j.lane_keys
     from json_each(?1) as u
     cross join queues as q on q.name = u.value
     cross join jobs as j on j.position in (
-        select due.position from jobs as due where due.queue = q.id and due.due_at is not null order by due.due_at limit ?2
+        select due.position from jobs as due where due.queue = q.id and due.due_at > ?3 order by due.due_at limit ?2
     )
     order by j.due_at
     limit ?2
@@ -146,21 +146,38 @@ from (
 where nth <= ?2
 
 -- name: select_unseen
--- How much has come that no claim has seen: jobs, since when the first of them is ready, and events. ?1 queues by name
-select q.name, sum(a.count), min(iif(a.count > 0, a.since, null)), count(*)
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
-cross join arrivals as a on a.queue = q.id
-group by q.name
+-- How much has come that no claim has seen, of what arrived and of what is due by now: jobs, since when the first of them is
+-- ready, and events. ?1 queues by name, ?2 now
+select name, sum(count), min(iif(count > 0, since, null)), count(*)
+from (
+    select q.name, a.count, a.since
+    from json_each(?1) as u
+    cross join queues as q on q.name = u.value
+    cross join arrivals as a on a.queue = q.id
+    union all
+    select q.name, 1, j.due_at
+    from json_each(?1) as u
+    cross join queues as q on q.name = u.value
+    cross join jobs as j on j.queue = q.id and j.due_at <= ?2
+)
+group by name
 
 -- name: select_unseen_given
--- The different numbers that these jobs brought along, each with the latest job that did. ?1 queues by name
-select q.name, a.given, max(a.given_by)
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
-cross join arrivals as a on a.queue = q.id
-where a.given is not null
-group by q.name, a.given
+-- The different numbers that these jobs brought along, each with the latest job that did. ?1 queues by name, ?2 now
+select name, given, max(given_by)
+from (
+    select q.name, a.given, a.given_by
+    from json_each(?1) as u
+    cross join queues as q on q.name = u.value
+    cross join arrivals as a on a.queue = q.id
+    union all
+    select q.name, j.given, j.given_by
+    from json_each(?1) as u
+    cross join queues as q on q.name = u.value
+    cross join jobs as j on j.queue = q.id and j.due_at <= ?2
+)
+where given is not null
+group by name, given
 
 -- name: select_resumed
 -- How many jobs had kept their place in a sequence until now, by keys: those that have come, and those that are due.
@@ -180,18 +197,25 @@ group by q.name, j.lane, j.priority
 
 -- name: select_unseen_lanes
 -- All of them by lane and by what they brought along: of each queue one JSON array of lane tallies (the zeros are what only
--- claims tell). ?1 queues by name
+-- claims tell). ?1 queues by name, ?2 now
 select name, '[' || group_concat(
     '[' || keys || ',' || priority || ',' || jobs || ',0,0,0,0,0,0,' || newest || ',0,0,' || given || ',' || given_by || ']'
 ) || ']'
 from (
-    select q.name, a.priority, a.keys, sum(a.count) as jobs,
-        max(case when a.count > 0 then a.since else 0 end) as newest,
-        coalesce(a.given, 'null') as given, coalesce(max(a.given_by), 0) as given_by
-    from json_each(?1) as u
-    cross join queues as q on q.name = u.value
-    cross join arrivals as a on a.queue = q.id
-    group by q.name, a.lane, a.priority, a.given
+    select name, priority, keys, sum(count) as jobs, max(case when count > 0 then since else 0 end) as newest,
+        coalesce(given, 'null') as given, coalesce(max(given_by), 0) as given_by
+    from (
+        select q.name, a.lane, a.priority, a.keys, a.count, a.since, a.given, a.given_by
+        from json_each(?1) as u
+        cross join queues as q on q.name = u.value
+        cross join arrivals as a on a.queue = q.id
+        union all
+        select q.name, j.lane, j.priority, j.lane_keys, 1, j.due_at, j.given, j.given_by
+        from json_each(?1) as u
+        cross join queues as q on q.name = u.value
+        cross join jobs as j on j.queue = q.id and j.due_at <= ?2
+    )
+    group by name, lane, priority, given
 )
 group by name
 
