@@ -519,6 +519,8 @@ def _scheduled(facts: Facts) -> list[Hold]:
         # No time is known: it comes back when the one that runs alone has ended.
         because = _first_line(subject.error or "its turn has not come")
         return [Hold(Reason.GIVEN_BACK, f"is to run alone, because its process died while it ran: {because}")]
+    if due_at <= facts.now:
+        return [Hold(Reason.SCHEDULED, "is due, and joins its lane at the next claim", until=due_at)]
     why = f"for attempt {subject.attempt + 1}" if subject.attempt else "for its time"
     return [Hold(Reason.SCHEDULED, f"waits {why}, due in {_seconds(due_at - facts.now)}", until=due_at)]
 
