@@ -389,19 +389,23 @@ class ResidentBoard:
 
     def _place_flow(self, flow: Flow) -> None:
         self.flows[flow.id] = flow
-        if flow.standing == IDLE:
+        standing = flow.standing
+        entry = flow.entry
+        if standing == READY:
+            if entry is not None:
+                if entry[0] == READY and entry[2][1] == flow.tie and entry[2][0] == flow.vtime:
+                    return
+                self._unplace_flow(flow)
+            place = (flow.vtime, flow.tie, flow.id)
+            self._ready.put(place)
+            flow.entry = (READY, None, place)
+            return
+        if entry is not None:
             self._unplace_flow(flow)
-            return
-        gate = flow.gate if flow.standing == PARKED else None
-        entry = (flow.standing, gate, (flow.vtime, flow.tie, flow.id))
-        if flow.entry == entry:
-            return
-        self._unplace_flow(flow)
-        if flow.standing == READY:
-            self._ready.put(entry[2])
-        else:
-            self._parked_flows.put(gate, entry[2])
-        flow.entry = entry
+        if standing == PARKED:
+            place = (flow.vtime, flow.tie, flow.id)
+            self._parked_flows.put(flow.gate, place)
+            flow.entry = (PARKED, flow.gate, place)
 
     def _unplace_flow(self, flow: Flow) -> None:
         if flow.entry is not None:
@@ -414,20 +418,22 @@ class ResidentBoard:
 
     def _place_lane(self, lane: Lane) -> None:
         self.lanes[lane.id] = lane
-        if lane.standing == IDLE:
+        standing, entry = lane.standing, lane.entry
+        if standing == READY:
+            place = (lane.rank, lane.head, lane.id)
+            if entry is not None:
+                if entry[0] == READY and entry[2] == place:
+                    return
+                self._unplace_lane(lane)
+            insort(lane.flow.ready, (order_of(lane.rank, lane.head), lane.id, lane))
+            lane.entry = (READY, None, place)
+            return
+        if entry is not None:
             self._unplace_lane(lane)
-            return
-        is_ready = lane.standing == READY
-        first, gate = (lane.rank, None) if is_ready else (lane.tag, lane.gate)
-        entry = (lane.standing, gate, (first, lane.head, lane.id))
-        if lane.entry == entry:
-            return
-        self._unplace_lane(lane)
-        if is_ready:
-            insort(lane.flow.ready, (lane.order, lane.id, lane))
-        else:
-            self._parked_lanes.put(gate, entry[2])
-        lane.entry = entry
+        if standing == PARKED:
+            parked = (lane.tag, lane.head, lane.id)
+            self._parked_lanes.put(lane.gate, parked)
+            lane.entry = (PARKED, lane.gate, parked)
 
     def _unplace_lane(self, lane: Lane) -> None:
         if lane.entry is not None:
