@@ -63,9 +63,7 @@ class Fair:
 
     def weight_of(self, values: tuple[str | None, ...]) -> float:
         """The weight of the flow of these key values, as long as no job has brought another."""
-        if self.weights and values[0] is not None:
-            return self.weights.get(values[0], self.weight)
-        return self.weight
+        return self.weight if values[0] is None else self.weights.get(values[0], self.weight)
 
     def to_document(self) -> dict[str, Any]:
         """What is stored; `from_document` reads it back."""

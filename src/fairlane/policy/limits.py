@@ -593,17 +593,13 @@ class Rate(Limit):
         refunded = self.refunded(gate.tat, ending.unstarted, held)
         if self.is_smooth and (ending.since > now or gate.tat > now + self.burst * self.interval):
             # Starts are planned for later.
-            if not self._were_last(gate, ending):
+            if ending.since + (self.burst + ending.unstarted - 1) * self.interval + self.slack < gate.tat:
                 # Others start after them, at instants that stay as they are: what lies between is gone.
                 return False
             # Nothing opens before the first of them would have, though they were charged by another number.
             refunded = max(refunded, min(gate.tat, ending.since + (self.burst - 1) * self.interval))
         gate.tat = refunded
         return True
-
-    def _were_last(self, gate: GateState, ending: Ending) -> bool:
-        """Whether nothing that was charged is planned after these claims, which were not started."""
-        return ending.since + (self.burst + ending.unstarted - 1) * self.interval + self.slack >= gate.tat
 
     def opens_again_at(self, gate: GateState) -> Instant | None:
         return window_opens_at(gate, self.burst, self.per) if self.rolling else self.opens_at(gate.tat)

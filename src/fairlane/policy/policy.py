@@ -75,7 +75,6 @@ class BoundLimit:
 
     @property
     def is_shared(self) -> bool:
-        """Whether its gates belong to several queues."""
         return self.limit.name is not None
 
     @property
@@ -225,7 +224,6 @@ class Policy:
         return next((bound for bound in self.bound if isinstance(bound.limit, Sequence)), None)
 
     def overridden(self, overrides: Overrides) -> Policy:
-        """This policy, with what operators have changed."""
         return replace(self, overrides=overrides)
 
     def without(self, ended: list[Override]) -> Policy:
@@ -297,7 +295,6 @@ class Policy:
 
     @cached_property
     def queue_gates(self) -> tuple[tuple[bytes, BoundLimit], ...]:
-        """The gates of the whole queue."""
         bounds = [b for b in self.bound if b.level is Level.QUEUE]
         if () in self.overrides.pauses:
             bounds.append(BoundLimit(pause_name(()), SHUT, Level.QUEUE))
@@ -305,7 +302,6 @@ class Policy:
 
     @cached_property
     def keyed_limits(self) -> tuple[BoundLimit, ...]:
-        """The limits that look at a key."""
         return tuple(b for b in self.bound if b.level is not Level.QUEUE)
 
     @cached_property
@@ -354,7 +350,6 @@ class Policy:
         return any(b.level is Level.FLOW for b in (*self.keyed_limits, *(b for b, _ in self._keyed_pauses)))
 
     def gate_of(self, bound: BoundLimit, values: tuple[str | None, ...]) -> bytes:
-        """The gate of one limit for one key."""
         return gate_id(self.queue, bound.name, values)
 
     @cached_property
@@ -450,11 +445,9 @@ class Policy:
         return select(self.fair.by, keys, priority) if self.fair else ()
 
     def flow_of(self, priority: int, keys: Keys) -> bytes:
-        """The flow that a lane belongs to."""
         return self.flow_of_key(self.flow_key(priority, keys))
 
     def flow_of_key(self, key: Iterable[str | None]) -> bytes:
-        """The flow of these values of the fair key."""
         return flow_id(self.queue, self.fair_by, tuple(key))
 
     def is_flow(self, names: Iterable[str]) -> bool:

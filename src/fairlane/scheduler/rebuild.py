@@ -248,12 +248,10 @@ def counted_in(
 
 def carried_over(rows: Iterable[SharedGateRow], limit: Limit, now: Instant) -> list[SharedGateRow]:
     """The gates of a shared limit whose bound has changed."""
-    carried = []
-    for row in rows:
-        gate = SharedGate(row, limit, "")
+    gates = [SharedGate(row, limit, "") for row in rows]
+    for gate in gates:
         limit.carry_over(gate, now)
-        carried.append(gate.row())
-    return carried
+    return [gate.row() for gate in gates]
 
 
 class HeldLane(msgspec.Struct, frozen=True):
