@@ -194,7 +194,7 @@ def _add_flow(board: Board, row: FlowRow) -> None:
 def _keep_weights(board: Board, queue: QueueRow, flows: Iterable[FlowRow], gates: Iterable[GateRow]) -> None:
     """Flows whose weight a job has brought keep it, also while they have no lane.
 
-    What comes from another partition (`strays.weights_of_strays`) holds here unless a later job has brought another.
+    What comes from another partition (`weights_of_strays`) holds here unless a later job has brought another.
     """
     policy = board.policy
     for old in flows:
