@@ -152,7 +152,7 @@ class ResidentBoard:
         )
 
     def answer(self, asking: Generator[Ask, Supply, T]) -> Generator[Ask, Found, T]:
-        """Give whoever asks for pieces what it needs, until it has come to a result."""
+        """Answer the questions of a generator until it returns its result."""
         try:
             wanted = next(asking)
             while True:
@@ -195,7 +195,7 @@ class ResidentBoard:
     # What others have done.
 
     def apply(self, delta: Delta, mark: Mark) -> None:
-        """A change that somebody else has made, or that the tables do not hold yet."""
+        """Apply a change that somebody else made, or that the tables do not hold yet."""
         seq, (flows, lanes, gates) = mark.seq, self.changed
         for row in delta.flows:
             flow = self.flows.get(row.id)
@@ -240,11 +240,11 @@ class ResidentBoard:
 
     @property
     def unwritten(self) -> int:
-        """How many pieces the tables do not hold as they are."""
+        """How many pieces have changed since the tables were written."""
         return sum(map(len, self.changed))
 
     def changed_rows(self) -> Delta:
-        """All of those."""
+        """The rows of those pieces."""
         return self._rows(*self.changed)
 
     def _rows(self, flows: Iterable[bytes], lanes: Iterable[bytes], gates: Iterable[bytes]) -> Delta:
@@ -316,7 +316,7 @@ class ResidentBoard:
         return Supply(flows, gates, lanes, found.heads, scan, found.shared)
 
     def _missing(self, wanted: Ask) -> Ask | None:
-        """What only the tables can say."""
+        """The part of a question that only the tables can answer."""
         heads, shared = wanted.heads, wanted.shared
         if self.is_whole:
             return Ask(heads=heads, shared=shared) if heads or shared else None
@@ -534,7 +534,7 @@ Place = TypeVar("Place", bound=Hashable)
 
 
 class Ordered:
-    """Entries in their order."""
+    """Entries in order."""
 
     __slots__ = ("_entries",)
 
@@ -582,7 +582,7 @@ class Ordered:
 
 
 class OrderedByPlace(Generic[Place]):
-    """Entries in their order, for each place that they can be in."""
+    """A list of ordered entries for each place."""
 
     __slots__ = ("_places",)
 
