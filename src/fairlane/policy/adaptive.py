@@ -154,7 +154,6 @@ class AdaptiveConcurrency(Limit):
         return True
 
     def after(self, learned: Learned, ending: Ending, now: Instant, task: str) -> Learned:
-        """What is known once these claims have ended."""
         if learned.decreased_at > now:
             # A clock that was set back must not turn all that follows into old news.
             learned = replace(learned, decreased_at=now)

@@ -185,22 +185,17 @@ class Breaker(Limit):
     def _turn(self, gate: GateState, state: State, now: Instant) -> None:
         gate.memo = msgspec.to_builtins(state)
         match state:
-            case Closed(failures=()):
-                gate.tat = now
-            case Closed():
-                gate.tat = now + self.within
+            case Closed(failures=failures):
+                gate.tat = now + self.within if failures else now
             case Opened(until=until):
                 gate.tat = until + REMEMBERED
             case Probing():
                 gate.tat = now + REMEMBERED
 
     def opens_again_at(self, gate: GateState) -> Instant | None:
-        match self.state_of(gate):
-            case Opened(until=until):
-                return until
-            case _:
-                # The probes decide.
-                return None
+        state = self.state_of(gate)
+        # Where it is probing, the probes decide.
+        return state.until if isinstance(state, Opened) else None
 
     def carry_over(self, gate: GateState, now: Instant) -> None:
         """An open breaker opens for probes no later than if it had just opened."""
@@ -212,18 +207,16 @@ class Breaker(Limit):
                 self._turn(gate, Closed(good=since), now)
 
     def why(self, gate: GateState, now: Instant) -> Why:
-        match self.state_of(gate):
-            case Probing(stragglers=stragglers, good=good):
-                out = gate.in_flight - stragglers
-                return Why(Reason.BREAKER, out, self.probes - good, "probes run; it closes once all go well")
-            case _:
-                return Why(Reason.BREAKER, self.failures, self.failures, "runs failed in a row; then it probes")
+        state = self.state_of(gate)
+        if isinstance(state, Probing):
+            out, left = gate.in_flight - state.stragglers, self.probes - state.good
+            return Why(Reason.BREAKER, out, left, "probes run; it closes once all go well")
+        return Why(Reason.BREAKER, self.failures, self.failures, "runs failed in a row; then it probes")
 
     def describe(self, where: str) -> str:
         return f"Stops {where} after {self.failures} failures in a row; probes again after {time_words(self.cooldown)}"
 
     def with_bound(self, bound: float) -> Breaker:
-        """With another number of failures."""
         return self.from_document({**self.to_document(), "failures": as_whole(bound)})
 
     def usual(self) -> dict[str, Any]:

@@ -63,9 +63,7 @@ class Fair:
 
     def weight_of(self, values: tuple[str | None, ...]) -> float:
         """The weight of the flow of these key values, as long as no job has brought another."""
-        if self.weights and values[0] is not None:
-            return self.weights.get(values[0], self.weight)
-        return self.weight
+        return self.weight if values[0] is None else self.weights.get(values[0], self.weight)
 
     def to_document(self) -> dict[str, Any]:
         """What is stored; `from_document` reads it back."""
@@ -79,13 +77,13 @@ class Fair:
         return cls(by=document["by"], weight=weight, charge=document.get("charge", "time"))
 
     def written(self) -> dict[str, Any]:
-        """Its document as people write it: without what goes without saying."""
+        """Its document as people write it: without defaults."""
         whole, usual = self.to_document(), {"weight": 1.0, "weights": {}, "charge": "time"}
         said = {name: part for name, part in whole.items() if part != usual.get(name)}
         return {**said, "by": self.by[0] if len(self.by) == 1 else list(self.by)}
 
     def describe(self) -> str:
-        """In words, what it does; without a full stop."""
+        """One sentence about what it does, without the full stop."""
         charged = "for the time its jobs run" if self.charge == "time" else "for each job, however long it runs"
         weights = ", by weight" if self.from_job or self.weights else ""
         return f"Every {' and '.join(self.by)} gets its turn{weights}, charged {charged}"

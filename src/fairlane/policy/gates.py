@@ -29,7 +29,7 @@ class GateState:
         """From when on the gate, with nothing in flight, says no more than a new one would: it may be forgotten then.
         For a rate, the theoretical arrival time of GCRA."""
         self.memo = memo
-        """What a limit keeps besides, as JSON can hold it; `None` to begin with."""
+        """Further state of its limit, as JSON can hold it; `None` for a new gate."""
         self.waiting = waiting
         """How many lanes and flows are parked on it."""
 
@@ -125,14 +125,14 @@ class Reason(StrEnum):
 
 
 class Why(msgspec.Struct, frozen=True):
-    """What a gate without room says of itself."""
+    """Why a gate without room holds jobs back."""
 
     reason: Reason
     used: float
     bound: float
     """`used` of `bound`: 5 of 5 in flight, 100 of 100 starts."""
     words: str = ""
-    """What there is to say besides, such as "failing since …"."""
+    """Details, such as "failing since …"."""
 
 
 Source = Callable[[Mapping[str, Any]], float]
@@ -140,7 +140,7 @@ Source = Callable[[Mapping[str, Any]], float]
 
 
 class Origin(StrEnum):
-    """Where a number that is in force came from."""
+    """Where the number in force came from."""
 
     POLICY = "policy"
     """It is declared."""
@@ -153,7 +153,7 @@ class Origin(StrEnum):
 
     @property
     def words(self) -> str:
-        """As people read it, behind the number; nothing for what the policy declares."""
+        """For people, after the number; empty if the policy declares it."""
         return _ORIGINS[self]
 
 
@@ -183,7 +183,7 @@ class FromJob:
 
 
 def from_job(number: object) -> FromJob | None:
-    """What was given in place of a number, if that is a function of the job's context or stands for one."""
+    """The source of a number, if a function of the job's context (or its stored form) was given in its place."""
     if isinstance(number, FromJob):
         return number
     if number == FROM_JOB:

@@ -57,7 +57,7 @@ LONGEST_DEBT = 4 * 10**18
 
 
 KINDS: dict[str, type[Limit]] = {}
-"""Every kind that policies may have, by what its document is told by."""
+"""Every kind of limit that a policy may have, by the `kind` of its document."""
 
 
 class Limit:
@@ -73,39 +73,39 @@ class Limit:
     __slots__ = ()
 
     kind: ClassVar[str] = ""
-    """What its document is told by. A class that has one is known to policies: see `KINDS`."""
+    """The `kind` of its document. A class that has one is registered in `KINDS`."""
     parts: ClassVar[tuple[str, ...]] = ()
-    """What its document holds beside its kind, its scope and its name: attributes that its constructor takes."""
+    """Fields of its document besides kind, scope and name: attributes that its constructor takes."""
     needed: ClassVar[tuple[str, ...]] = ()
-    """Those of them that have no default."""
+    """The fields without a default."""
     times: ClassVar[frozenset[str]] = frozenset()
-    """Those of them that are times: whole microseconds here, and "1m" for people."""
+    """The fields that are durations: microseconds in Python, and "1m" in documents that people write."""
     is_declared: ClassVar[bool] = True
-    """Whether it belongs to policies. What operators and changes of partitions put in the way are gates too."""
+    """Whether policies declare it. Pauses and moves between partitions are gates too, and nobody declares them."""
     is_learning: ClassVar[bool] = False
-    """Whether it shuts by what it learns from jobs that end."""
+    """Whether the results of jobs can shut it."""
     is_of_starts: ClassVar[bool] = False
-    """Whether it holds jobs back for how often others start, and not for what runs."""
+    """Whether it limits how often jobs start, not how many run."""
     is_of_producers: ClassVar[bool] = False
-    """Whether it counts who waits, for producers, and holds nobody back."""
+    """Whether it counts waiting jobs, for producers, and never holds a job back."""
     is_rung_by_arrivals: ClassVar[bool] = False
-    """Whether jobs that become ready change its gates: see `arrive` and `resume`."""
+    """Whether its gates change when jobs become ready: see `arrive` and `resume`."""
     is_held_by_runs: ClassVar[bool] = True
-    """Whether a job that runs takes up a place of another one."""
+    """Whether a running job occupies a place that another job could have."""
     is_shareable: ClassVar[bool] = False
-    """Whether several queues can keep it together."""
+    """Whether several queues can share it."""
 
     by: By
     name: str | None = None
-    """What several queues share it by: one limit with one state. `None`: it is its queue's own."""
+    """The name under which several queues share it, with one state. `None`: it belongs to one queue."""
     counts_in_flight: bool = True
-    """Whether it counts what runs: its gates are counted again when the policy changes."""
+    """Whether it counts running jobs: its gates are recounted when the policy changes."""
     named: Mapping[str, float] = {}
-    """The keys that it holds for, each with its number, if it does not hold for all."""
+    """A number for each key that it applies to; empty: it applies to all keys."""
     from_job: FromJob | None = None
-    """Where its number comes from, if jobs bring it along."""
+    """The source of its number, if jobs bring it."""
     is_foreseen: bool = True
-    """Whether estimates reckon with it: nobody knows when an operator lifts what he has put in the way."""
+    """Whether estimates take it into account: nobody knows when an operator will lift a pause."""
 
     def __init_subclass__(cls) -> None:
         if cls.kind:
@@ -117,7 +117,7 @@ class Limit:
         return f"{self.kind}:{','.join(self.by)}"
 
     def _set(self, **values: object) -> None:
-        """What a constructor has checked: limits are frozen."""
+        """Set attributes in a constructor: limits are frozen."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -168,11 +168,11 @@ class Limit:
     # What people ask.
 
     def why(self, gate: GateState, now: Instant) -> Why:
-        """What a gate without room has to say."""
+        """Why a gate without room holds jobs back."""
         raise NotImplementedError
 
     def describe(self, where: str) -> str:
-        """In words, what it does, for each key or in the whole queue; without a full stop."""
+        """What it does, in one sentence without the full stop; `where`: "for each account", "in the whole queue"."""
         return repr(self)
 
     # Other numbers for single keys.
@@ -257,12 +257,12 @@ class Limit:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Self:
-        """The limit of a document that was stored, or that people wrote: see `written`."""
+        """Read a stored document, or one that people wrote (see `written`)."""
         return cls(**cls.read(document))
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        """What its constructor takes, from a document."""
+        """The constructor arguments in a document."""
         given = {part: document[part] for part in cls.parts if part in document}
         for part in cls.times & given.keys():
             if isinstance(given[part], int):
@@ -273,11 +273,11 @@ class Limit:
         return {**given, "by": document.get("by") or (), **name}
 
     def usual(self) -> dict[str, Any]:
-        """What goes without saying in its document."""
+        """The defaults of its document, which `written` leaves out."""
         return {}
 
     def written(self) -> dict[str, Any]:
-        """Its document as people write it: without what goes without saying."""
+        """Its document as people write it: without defaults."""
         document, usual = self.to_document(), self.usual()
         by = document.pop("by")
         said = {part: value for part, value in document.items() if part == "kind" or value != usual.get(part, _UNSAID)}
@@ -593,17 +593,13 @@ class Rate(Limit):
         refunded = self.refunded(gate.tat, ending.unstarted, held)
         if self.is_smooth and (ending.since > now or gate.tat > now + self.burst * self.interval):
             # Starts are planned for later.
-            if not self._were_last(gate, ending):
+            if ending.since + (self.burst + ending.unstarted - 1) * self.interval + self.slack < gate.tat:
                 # Others start after them, at instants that stay as they are: what lies between is gone.
                 return False
             # Nothing opens before the first of them would have, though they were charged by another number.
             refunded = max(refunded, min(gate.tat, ending.since + (self.burst - 1) * self.interval))
         gate.tat = refunded
         return True
-
-    def _were_last(self, gate: GateState, ending: Ending) -> bool:
-        """Whether nothing that was charged is planned after these claims, which were not started."""
-        return ending.since + (self.burst + ending.unstarted - 1) * self.interval + self.slack >= gate.tat
 
     def opens_again_at(self, gate: GateState) -> Instant | None:
         return window_opens_at(gate, self.burst, self.per) if self.rolling else self.opens_at(gate.tat)

@@ -87,7 +87,6 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All partitions, in order."""
         return tuple(partition_name(self.of, index) for index in range(self.width))
 
     def determines(self, by: By) -> bool:
@@ -162,7 +161,6 @@ def partition_of(values: tuple[str | None, ...], width: int) -> int:
 
 
 def checked_width(partitions: object) -> int:
-    """A number of partitions."""
     if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= MOST_PARTITIONS:
         raise ConfigurationError(
             f"partitions={shown(partitions)} is not a number of partitions from 1 to {MOST_PARTITIONS}; give one"
@@ -171,7 +169,6 @@ def checked_width(partitions: object) -> int:
 
 
 def checked_partition(queue: str, partition: object) -> None:
-    """Refuse a place that no queue can have."""
     if not isinstance(partition, Partition):
         raise InvalidPolicy(f"{queue}: partition={shown(partition)} is none; declare app.queue(…, partitions=…)")
     what = f"queue {partition.of!r}: partition_by={partition.by!r}"
@@ -342,7 +339,6 @@ class Phase(StrEnum):
 
 
 def phase_of(first: Policy) -> Phase:
-    """The phase that partition 0 says."""
     place = first.partition
     if place is None or not place.is_changing:
         return Phase.RESTING

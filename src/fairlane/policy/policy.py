@@ -1,6 +1,6 @@
 """A queue's policy as a whole: its fair share, its limits, the keys it declares, and how far priority reaches.
 
-It is stored as a document. People write it with or without what goes without saying, and read it in sentences.
+It is stored as a document. People may leave defaults out when they write one, and read it as sentences.
 """
 
 from __future__ import annotations
@@ -75,7 +75,6 @@ class BoundLimit:
 
     @property
     def is_shared(self) -> bool:
-        """Whether its gates belong to several queues."""
         return self.limit.name is not None
 
     @property
@@ -98,7 +97,7 @@ _MOVING = BoundLimit(MOVING, Obstacle(Reason.MOVING), Level.LANE)
 
 @dataclass(frozen=True)
 class Policy:
-    """What a queue enforces. Checked whole, where it is declared."""
+    """What a queue enforces. It is validated as a whole where it is declared."""
 
     queue: str
     fair: Fair | None = None
@@ -108,7 +107,7 @@ class Policy:
     partition: Partition | None = None
     """Its place among the partitions of a queue, if it is one of several."""
     overrides: Overrides = field(default=NO_OVERRIDES, compare=False, repr=False)
-    """What operators have changed meanwhile. No part of what is declared."""
+    """Changes by operators. They are not part of the declaration."""
 
     def __post_init__(self) -> None:
         if not _is_queue_name(self.queue):
@@ -176,7 +175,7 @@ class Policy:
 
     @cached_property
     def lane_keys(self) -> By:
-        """What tells lanes apart, priority aside: the keys, and always the task, so that it can be held back alone.
+        """The keys that distinguish lanes, besides priority. The task is always one, so that it can be paused alone.
 
         With a sequence, the lane is the sequence's key, and neither task nor priority takes part.
         """
@@ -225,7 +224,6 @@ class Policy:
         return next((bound for bound in self.bound if isinstance(bound.limit, Sequence)), None)
 
     def overridden(self, overrides: Overrides) -> Policy:
-        """This policy, with what operators have changed."""
         return replace(self, overrides=overrides)
 
     def without(self, ended: list[Override]) -> Policy:
@@ -297,7 +295,6 @@ class Policy:
 
     @cached_property
     def queue_gates(self) -> tuple[tuple[bytes, BoundLimit], ...]:
-        """The gates of the whole queue."""
         bounds = [b for b in self.bound if b.level is Level.QUEUE]
         if () in self.overrides.pauses:
             bounds.append(BoundLimit(pause_name(()), SHUT, Level.QUEUE))
@@ -305,7 +302,6 @@ class Policy:
 
     @cached_property
     def keyed_limits(self) -> tuple[BoundLimit, ...]:
-        """The limits that look at a key."""
         return tuple(b for b in self.bound if b.level is not Level.QUEUE)
 
     @cached_property
@@ -318,12 +314,12 @@ class Policy:
 
     @cached_property
     def has_keyed_gates(self) -> bool:
-        """Whether anything may hold back some lanes and not others."""
+        """Whether a gate may hold back some lanes and not others."""
         return bool(self.keyed_limits or self._keyed_pauses or (self.partition and self.partition.is_guarded))
 
     @cached_property
     def _holding(self) -> list[BoundLimit]:
-        """The limits that hold jobs back."""
+        """The limits that can hold jobs back."""
         return [bound for bound in self.bound if not bound.limit.is_of_producers]
 
     @cached_property
@@ -354,7 +350,6 @@ class Policy:
         return any(b.level is Level.FLOW for b in (*self.keyed_limits, *(b for b, _ in self._keyed_pauses)))
 
     def gate_of(self, bound: BoundLimit, values: tuple[str | None, ...]) -> bytes:
-        """The gate of one limit for one key."""
         return gate_id(self.queue, bound.name, values)
 
     @cached_property
@@ -450,11 +445,9 @@ class Policy:
         return select(self.fair.by, keys, priority) if self.fair else ()
 
     def flow_of(self, priority: int, keys: Keys) -> bytes:
-        """The flow that a lane belongs to."""
         return self.flow_of_key(self.flow_key(priority, keys))
 
     def flow_of_key(self, key: Iterable[str | None]) -> bytes:
-        """The flow of these values of the fair key."""
         return flow_id(self.queue, self.fair_by, tuple(key))
 
     def is_flow(self, names: Iterable[str]) -> bool:
@@ -626,7 +619,7 @@ _MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError, OverflowError, Re
 
 
 def parse_policy(document: dict[str, Any], source: str) -> Policy:
-    """The policy that people wrote. `source` names it in errors."""
+    """Read a policy that people wrote. `source` names it in errors."""
     try:
         policy = Policy.from_document({name: part for name, part in document.items() if name != "partition"})
         _refuse_unknown(document, policy)
@@ -650,7 +643,7 @@ def _refuse_unknown(document: dict[str, Any], policy: Policy) -> None:
 
 
 def written_policy(policy: Policy) -> dict[str, Any]:
-    """A document of what is not the default. Its queue and its partitions are left out."""
+    """Its document without defaults, queue name and partitions."""
     whole = {
         "fair": policy.fair and policy.fair.written(),
         "limits": [each.written() for each in policy.limits],
@@ -673,7 +666,7 @@ def policy_text(policy: Policy) -> str:
 
 
 def policy_words(policy: Policy) -> list[str]:
-    """What it does, a sentence for each part; the order of jobs first."""
+    """What it does, one sentence for each part, starting with the order of jobs."""
     order = policy.fair.describe() if policy.fair else "First come, first served, higher priorities with a head start"
     words = [order]
     for limit in policy.limits:

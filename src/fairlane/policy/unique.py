@@ -108,7 +108,6 @@ def _called(task: str, key: Callable[..., object], args: tuple[Any, ...], kwargs
 
 
 def digest_of(payload: bytes) -> bytes:
-    """Names a payload's content."""
     return sha256(payload).digest()[:16]
 
 

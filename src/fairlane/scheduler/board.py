@@ -261,7 +261,6 @@ class Lane:
         self.forget_heads()
 
     def begin(self) -> None:
-        """Take part in another claim."""
         self.was = (self.ready, self.in_flight, self.standing == PARKED)
         self.dirty = False
         if self.next_head:
@@ -269,7 +268,6 @@ class Lane:
             self.next_head = 0
 
     def forget_heads(self) -> None:
-        """Its next jobs are to be looked up again."""
         self.heads: list[Head] = []
         self.next_head = 0
         self.exhausted = False
@@ -289,7 +287,6 @@ class Lane:
 
     @property
     def known_heads(self) -> int:
-        """How many of its next jobs are known."""
         return len(self.heads) - self.next_head
 
     @property
@@ -362,7 +359,6 @@ class Flow:
         self.begin()
 
     def take_over(self, row: FlowRow, weight: float) -> None:
-        """Be as stored."""
         self.own_weight = row.weight
         self.weight = weight
         self.vtime = row.vtime
@@ -376,7 +372,6 @@ class Flow:
         self.given_by = row.given_by
 
     def begin(self) -> None:
-        """Take part in another claim."""
         self.lanes: list[tuple[int, bytes, Lane]] = []
         self.loaded = 0
         self.known = 0
@@ -399,7 +394,6 @@ class Flow:
         self.loaded += 1
 
     def pop(self) -> None:
-        """The first lane takes no more part in it."""
         self.loaded -= 1
         heappop(self.lanes)
 
@@ -711,7 +705,6 @@ class SharedGate(GateState):
         self.take_over(row)
 
     def take_over(self, row: SharedGateRow) -> None:
-        """Be as stored."""
         self.name = row.limit
         self.key = row.key
         self.in_flight, self.tat, self.memo = row.in_flight, row.tat, _decoded(row.memo)

@@ -194,7 +194,7 @@ def _add_flow(board: Board, row: FlowRow) -> None:
 def _keep_weights(board: Board, queue: QueueRow, flows: Iterable[FlowRow], gates: Iterable[GateRow]) -> None:
     """Flows whose weight a job has brought keep it, also while they have no lane.
 
-    What comes from another partition (`strays.weights_of_strays`) holds here unless a later job has brought another.
+    What comes from another partition (`weights_of_strays`) holds here unless a later job has brought another.
     """
     policy = board.policy
     for old in flows:
@@ -248,12 +248,10 @@ def counted_in(
 
 def carried_over(rows: Iterable[SharedGateRow], limit: Limit, now: Instant) -> list[SharedGateRow]:
     """The gates of a shared limit whose bound has changed."""
-    carried = []
-    for row in rows:
-        gate = SharedGate(row, limit, "")
+    gates = [SharedGate(row, limit, "") for row in rows]
+    for gate in gates:
         limit.carry_over(gate, now)
-        carried.append(gate.row())
-    return carried
+    return [gate.row() for gate in gates]
 
 
 class HeldLane(msgspec.Struct, frozen=True):

@@ -152,7 +152,7 @@ class ResidentBoard:
         )
 
     def answer(self, asking: Generator[Ask, Supply, T]) -> Generator[Ask, Found, T]:
-        """Give whoever asks for pieces what it needs, until it has come to a result."""
+        """Answer the questions of a generator until it returns its result."""
         try:
             wanted = next(asking)
             while True:
@@ -195,7 +195,7 @@ class ResidentBoard:
     # What others have done.
 
     def apply(self, delta: Delta, mark: Mark) -> None:
-        """A change that somebody else has made, or that the tables do not hold yet."""
+        """Apply a change that somebody else made, or that the tables do not hold yet."""
         seq, (flows, lanes, gates) = mark.seq, self.changed
         for row in delta.flows:
             flow = self.flows.get(row.id)
@@ -240,11 +240,11 @@ class ResidentBoard:
 
     @property
     def unwritten(self) -> int:
-        """How many pieces the tables do not hold as they are."""
+        """How many pieces have changed since the tables were written."""
         return sum(map(len, self.changed))
 
     def changed_rows(self) -> Delta:
-        """All of those."""
+        """The rows of those pieces."""
         return self._rows(*self.changed)
 
     def _rows(self, flows: Iterable[bytes], lanes: Iterable[bytes], gates: Iterable[bytes]) -> Delta:
@@ -316,7 +316,7 @@ class ResidentBoard:
         return Supply(flows, gates, lanes, found.heads, scan, found.shared)
 
     def _missing(self, wanted: Ask) -> Ask | None:
-        """What only the tables can say."""
+        """The part of a question that only the tables can answer."""
         heads, shared = wanted.heads, wanted.shared
         if self.is_whole:
             return Ask(heads=heads, shared=shared) if heads or shared else None
@@ -389,19 +389,23 @@ class ResidentBoard:
 
     def _place_flow(self, flow: Flow) -> None:
         self.flows[flow.id] = flow
-        if flow.standing == IDLE:
+        standing = flow.standing
+        entry = flow.entry
+        if standing == READY:
+            if entry is not None:
+                if entry[0] == READY and entry[2][1] == flow.tie and entry[2][0] == flow.vtime:
+                    return
+                self._unplace_flow(flow)
+            place = (flow.vtime, flow.tie, flow.id)
+            self._ready.put(place)
+            flow.entry = (READY, None, place)
+            return
+        if entry is not None:
             self._unplace_flow(flow)
-            return
-        gate = flow.gate if flow.standing == PARKED else None
-        entry = (flow.standing, gate, (flow.vtime, flow.tie, flow.id))
-        if flow.entry == entry:
-            return
-        self._unplace_flow(flow)
-        if flow.standing == READY:
-            self._ready.put(entry[2])
-        else:
-            self._parked_flows.put(gate, entry[2])
-        flow.entry = entry
+        if standing == PARKED:
+            place = (flow.vtime, flow.tie, flow.id)
+            self._parked_flows.put(flow.gate, place)
+            flow.entry = (PARKED, flow.gate, place)
 
     def _unplace_flow(self, flow: Flow) -> None:
         if flow.entry is not None:
@@ -414,20 +418,22 @@ class ResidentBoard:
 
     def _place_lane(self, lane: Lane) -> None:
         self.lanes[lane.id] = lane
-        if lane.standing == IDLE:
+        standing, entry = lane.standing, lane.entry
+        if standing == READY:
+            place = (lane.rank, lane.head, lane.id)
+            if entry is not None:
+                if entry[0] == READY and entry[2] == place:
+                    return
+                self._unplace_lane(lane)
+            insort(lane.flow.ready, (order_of(lane.rank, lane.head), lane.id, lane))
+            lane.entry = (READY, None, place)
+            return
+        if entry is not None:
             self._unplace_lane(lane)
-            return
-        is_ready = lane.standing == READY
-        first, gate = (lane.rank, None) if is_ready else (lane.tag, lane.gate)
-        entry = (lane.standing, gate, (first, lane.head, lane.id))
-        if lane.entry == entry:
-            return
-        self._unplace_lane(lane)
-        if is_ready:
-            insort(lane.flow.ready, (lane.order, lane.id, lane))
-        else:
-            self._parked_lanes.put(gate, entry[2])
-        lane.entry = entry
+        if standing == PARKED:
+            parked = (lane.tag, lane.head, lane.id)
+            self._parked_lanes.put(lane.gate, parked)
+            lane.entry = (PARKED, lane.gate, parked)
 
     def _unplace_lane(self, lane: Lane) -> None:
         if lane.entry is not None:
@@ -528,7 +534,7 @@ Place = TypeVar("Place", bound=Hashable)
 
 
 class Ordered:
-    """Entries in their order."""
+    """Entries in order."""
 
     __slots__ = ("_entries",)
 
@@ -576,7 +582,7 @@ class Ordered:
 
 
 class OrderedByPlace(Generic[Place]):
-    """Entries in their order, for each place that they can be in."""
+    """A list of ordered entries for each place."""
 
     __slots__ = ("_places",)
 

@@ -205,7 +205,7 @@ class _Sum:
 
 
 class Sums:
-    """Tallies of one queue, added up: in the order in which they were told."""
+    """The sum of the tallies of one queue, in the order of its claims."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -226,7 +226,7 @@ class Sums:
 
     @property
     def places(self) -> list[Place]:
-        """The keys that they concern."""
+        """The keys that the tallies mention."""
         return list(self._keys)
 
     @property
@@ -284,7 +284,7 @@ class Sums:
 
 
 class Unseen(msgspec.Struct, frozen=True):
-    """How much has come that no claim has seen."""
+    """Arrivals that no claim has seen."""
 
     ready: int = 0
     """Jobs, less those that ceased to wait."""
