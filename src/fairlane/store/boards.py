@@ -23,7 +23,8 @@ import msgspec
 
 from fairlane.clock import Clock, Instant
 from fairlane.errors import SchemaTooNew, StoreLost, StoreUnavailable
-from fairlane.scheduler.resident import MOST_RESIDENT, ResidentBoard
+from fairlane.policy.policy import Policy
+from fairlane.scheduler.resident import MOST_RESIDENT, Ask, Found, ResidentBoard
 
 KEPT_EVERY = 100_000
 """Microseconds after which the latest instant is stored again."""
@@ -119,6 +120,19 @@ MOST_WHOLE = 2_000
 CHECKPOINT_AT = 20_000
 """Pieces that differ from the tables, and bytes of the journal, after which the tables are written."""
 CHECKPOINT_BYTES = 4 * 2**20
+
+
+def as_read(policy: Policy, found: Found, most: int) -> ResidentBoard:
+    """Make a board from its tables, of which up to `most + 1` rows of each kind were read.
+
+    A small board is kept whole, so that the tables need not be asked again; of a larger one, nothing is kept.
+    """
+    is_whole = max(len(found.flows), len(found.lanes), len(found.gates)) <= most
+    board = ResidentBoard(policy, is_whole=is_whole)
+    if is_whole:
+        board.adopt(found, Ask())
+    return board
+
 
 PLANS_AT_MOST = 50
 """How often a claim is planned anew because a job it had planned was cancelled meanwhile."""

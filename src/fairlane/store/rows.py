@@ -1,4 +1,4 @@
-"""Jobs as every database holds them: keys and numbers as text, attempts; and what is said where there is none."""
+"""Jobs and boards as every database holds them, and what is said where there is none."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import astuple
 
 from fairlane.clock import Instant
 from fairlane.errors import JobNotFound, SchemaTooNew, StoreUnavailable, UnknownQueue
-from fairlane.job import AttemptRecord, FrozenKeys, JobRecord, NewJob, Outcome, State, new_job_ids, told_in
+from fairlane.job import AttemptRecord, Claim, FrozenKeys, JobRecord, NewJob, Outcome, State, new_job_ids, told_in
 from fairlane.policy.gates import Limit
 from fairlane.policy.keys import KEYS_REMEMBERED
 from fairlane.policy.overrides import Override, Overrides
@@ -20,7 +21,16 @@ from fairlane.policy.policy import Policy, read_limit
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.journal import FORMAT
 from fairlane.scheduler.settlement import Settlement
+from fairlane.scheduler.snapshot import FlowRow, GateRow, LaneRow
 from fairlane.store.procedures import Procedure, value
+
+Row = tuple[Any, ...]
+_encode = msgspec.json.Encoder().encode
+
+
+def encode(value: object) -> str:
+    """A value as JSON."""
+    return _encode(value).decode()
 
 
 @lru_cache(maxsize=KEYS_REMEMBERED)
@@ -43,6 +53,28 @@ def decode_given(text: str | None) -> dict[str, float] | None:
 def uuid_of(found: UUID | bytes) -> UUID:
     """An id as a database brings it."""
     return UUID(bytes=found) if isinstance(found, bytes) else found
+
+
+def claim_of(row: Sequence[Any], lease: UUID, queue: str, claimed_at: Instant) -> Claim:
+    """A job that was handed out, by its columns from `id` to `suspicion`."""
+    job, task, priority, keys, payload, attempt, most, enqueued_at, is_cancelled, suspicion = row
+    told = decode_keys(keys), payload, attempt, most, enqueued_at, claimed_at, bool(is_cancelled), suspicion
+    return Claim(uuid_of(job), lease, queue, task, priority, *told)
+
+
+# Flows, lanes and gates have their queue as the first column, then the fields of their rows in order; keys are JSON.
+
+
+def flow_parameters(row: FlowRow, queue: int, now: Instant) -> Row:
+    return (queue, row.id, encode(row.key), *astuple(row)[2:], now if row.given_by else 0)
+
+
+def lane_parameters(row: LaneRow, queue: int) -> Row:
+    return (queue, row.id, row.flow, row.priority, encode(row.keys), *astuple(row)[4:])
+
+
+def gate_parameters(row: GateRow, queue: int) -> Row:
+    return (queue, row.id, row.limit, encode(row.key), *astuple(row)[3:])
 
 
 def record_of(row: Sequence[Any]) -> JobRecord:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TypeVar
 from uuid import UUID, uuid4
 
 import msgspec
+from msgspec.structs import astuple
 
 from fairlane.clock import Instant
 from fairlane.job import SUSPECT_FROM, Claim
@@ -46,7 +47,7 @@ from fairlane.scheduler.snapshot import (
     Start,
     paces_of,
 )
-from fairlane.store.boards import MOST_WHOLE, Raced
+from fairlane.store.boards import MOST_WHOLE, Raced, as_read
 from fairlane.store.protocol import (
     FOLD_AT_MOST,
     LANES_PER_SCANNED_FLOW,
@@ -56,7 +57,17 @@ from fairlane.store.protocol import (
     Looked,
     WorkerIdentity,
 )
-from fairlane.store.rows import decode_keys, decode_limit, decode_overrides, journal_too_new
+from fairlane.store.rows import (
+    claim_of,
+    decode_keys,
+    decode_limit,
+    decode_overrides,
+    encode,
+    flow_parameters,
+    gate_parameters,
+    journal_too_new,
+    lane_parameters,
+)
 from fairlane.store.sqlite import rows, shared_limits
 from fairlane.store.sqlite.database import Transaction
 
@@ -88,24 +99,23 @@ def load_queue(tx: Transaction, name: str) -> QueueInForce | None:
         return None
     number, text, digest, version, applied_at, amended, seq, token, stored, base, format, *state = row
     key = f"{name}/{digest}/{amended}"
-    policy = _policies.get(key)
-    if policy is None:
-        if len(_policies) >= MOST_POLICIES:
-            _policies.clear()
-        policy = _policies[key] = Policy.decode(text).overridden(select_overrides(tx, number))
+    stored_policy = _known_policy(key, lambda: Policy.decode(text).overridden(select_overrides(tx, number)))
+    policy = stored_policy
     if policy.shared_limits:
-        policy = _resolved(tx, policy, number, key)
+        limits = shared_limits.limits_in_force(tx, number)
+        policy = _known_policy(
+            "/".join([key, *limits.values()]),
+            lambda: stored_policy.with_shared({name: decode_limit(limit) for name, limit in limits.items()}),
+        )
     mark = Mark(seq, UUID(bytes=token))
     return QueueInForce(number, policy, version, applied_at, mark, stored, base, format, QueueRow(*state))
 
 
-def _resolved(tx: Transaction, policy: Policy, queue: int, key: str) -> Policy:
-    """The policy with its shared limits as they are in force."""
-    documents = shared_limits.limits_in_force(tx, queue)
-    key = "/".join([key, *documents.values()])
+def _known_policy(key: str, make: Callable[[], Policy]) -> Policy:
     if key not in _policies:
-        in_force = {name: decode_limit(text) for name, text in documents.items()}
-        _policies[key] = policy.with_shared(in_force)
+        if len(_policies) >= MOST_POLICIES:
+            _policies.clear()
+        _policies[key] = make()
     return _policies[key]
 
 
@@ -116,7 +126,7 @@ def select_overrides(tx: Transaction, queue: int) -> Overrides:
 
 def queue_number(tx: Transaction, name: str) -> int:
     """The number of a queue that is known."""
-    number: int = (tx.one("select_queue", name) or (0,))[0]
+    number: int = tx.value("select_queue_id", name) or 0
     return number
 
 
@@ -125,15 +135,11 @@ def queue_number(tx: Transaction, name: str) -> int:
 
 def board_of(tx: Transaction, queue: QueueInForce) -> ResidentBoard:
     """The board as it is now: what memory knows and what has changed since, or the tables and the journal."""
-    _check_format(queue)
     board = tx.boards.get(queue.id)
-    if board is not None and queue.stored < board.stored:
-        # A crash has lost a checkpoint and not the changes before it: we know too little of what is unwritten.
-        board = None
-    if board is not None and board.mark is not None and board.mark == queue.mark:
-        after = queue.mark.seq
-    elif board is not None and board.mark is not None and _knows(tx, queue, board.mark):
-        after = board.mark.seq
+    mark = None if board is None else board.mark
+    # If a crash has lost a checkpoint and not the changes before it, we know too little of what is unwritten.
+    if board is not None and mark is not None and queue.stored >= board.stored and _knows(tx, queue, mark):
+        after = mark.seq
     else:
         # The tables hold the changes before. Laid over them again, a removal would take away what has come back since.
         board, after = _read_board(tx, queue), queue.stored
@@ -146,22 +152,21 @@ def board_of(tx: Transaction, queue: QueueInForce) -> ResidentBoard:
 
 def tail_of(tx: Transaction, queue: QueueInForce) -> ResidentBoard:
     """What the tables do not hold, for those who only look: a board that asks them for the rest."""
-    _check_format(queue)
     board = ResidentBoard(queue.policy)
     _catch_up(tx, queue, board, queue.stored)
     return board
 
 
-def _check_format(queue: QueueInForce) -> None:
-    if queue.format != FORMAT:
-        raise journal_too_new(queue.policy.queue, queue.format)
-
-
 def _knows(tx: Transaction, queue: QueueInForce, mark: Mark) -> bool:
+    """Whether a board with this mark is of the past of this queue, as far as the journal goes."""
+    if mark == queue.mark:
+        return True
     return mark.seq >= queue.base and bool(tx.value("has_delta", queue.id, mark.seq, mark.token.bytes))
 
 
 def _catch_up(tx: Transaction, queue: QueueInForce, board: ResidentBoard, after: int) -> None:
+    if queue.format != FORMAT:
+        raise journal_too_new(queue.policy.queue, queue.format)
     if after < queue.mark.seq:
         for seq, token, delta in tx.all("select_deltas", queue.id, after):
             board.apply(decode_delta(delta), Mark(seq, UUID(bytes=token)))
@@ -170,17 +175,12 @@ def _catch_up(tx: Transaction, queue: QueueInForce, board: ResidentBoard, after:
 
 
 def _read_board(tx: Transaction, queue: QueueInForce) -> ResidentBoard:
-    """A small board is read as a whole, so that the tables need not be asked from then on."""
     found = Found(
         [rows.flow(row) for row in tx.some("select_all_flows", MOST_WHOLE + 1, (), queue.id)],
         [rows.lane(row) for row in tx.some("select_all_lanes", MOST_WHOLE + 1, (), queue.id)],
         [rows.gate(row) for row in tx.some("select_all_gates", MOST_WHOLE + 1, (), queue.id)],
     )
-    is_whole = max(len(found.flows), len(found.lanes), len(found.gates)) <= MOST_WHOLE
-    board = ResidentBoard(queue.policy, is_whole=is_whole)
-    if is_whole:
-        board.adopt(found, Ask())
-    return board
+    return as_read(queue.policy, found, MOST_WHOLE)
 
 
 def answer(tx: Transaction, queue: QueueInForce, asking: Generator[Ask, Found, T]) -> T:
@@ -237,9 +237,8 @@ def heads_of(tx: Transaction, asked: Iterable[tuple[bytes, int, int]]) -> dict[b
             continue
         for lane, _ in lanes:
             heads[lane] = []
-        floors = msgspec.json.encode([floor for _, floor in lanes]).decode()
-        found = tx.all("select_heads_of_lanes", b"".join([lane for lane, _ in lanes]), floors, count)
-        for number, position, at in found:
+        ids, floors = b"".join([lane for lane, _ in lanes]), encode([floor for _, floor in lanes])
+        for number, position, at in tx.all("select_heads_of_lanes", ids, floors, count):
             heads[lanes[number][0]].append(Head(position, position, at))
     return heads
 
@@ -268,9 +267,9 @@ def put_gates(tx: Transaction, queue: int, gates: Sequence[GateRow], now: Instan
 
 
 def _put(tx: Transaction, queue: int, delta: Delta, now: Instant) -> None:
-    tx.run_many("upsert_flow", [rows.flow_parameters(row, queue, now) for row in delta.flows])
-    tx.run_many("upsert_lane", [rows.lane_parameters(row, queue) for row in delta.lanes])
-    tx.run_many("upsert_gate", [rows.gate_parameters(row, queue) for row in delta.gates])
+    tx.run_many("upsert_flow", [flow_parameters(row, queue, now) for row in delta.flows])
+    tx.run_many("upsert_lane", [lane_parameters(row, queue) for row in delta.lanes])
+    tx.run_many("upsert_gate", [gate_parameters(row, queue) for row in delta.gates])
 
 
 def note_removed(tx: Transaction, queue: QueueInForce, removed: Removed, ready: int, running: int) -> None:
@@ -300,21 +299,30 @@ def claim(
     bells = _drain(tx, queue)
     forced = forced_jobs(tx, queue.id, want)
     plan = _plan(tx, queue, want, now, bells, forced, lag, ahead, listens=listens)
-    lease = uuid4()
-    claims = start(tx, queue.policy.queue, plan.starts, lease, worker)
+    lease, policy = uuid4(), queue.policy
+    claims = start(tx, policy.queue, plan.starts, lease, worker)
     if claims:
-        held = msgspec.json.encode([start.head.ref for start in plan.starts]).decode()
+        held = encode([start.head.ref for start in plan.starts])
         tx.run("insert_lease", lease.bytes, worker.id.bytes, lease_expires_at, now, len(claims), held)
     _write(tx, queue, plan, bells, now)
     if forced:
         tx.run("forget_forced", queue.id)
     paces = paces_of(claims, plan.starts)
     due = _next_due(tx, queue) if len(claims) < want or paces else None
-    more = plan.more or not bells.are_all
-    folded = len(bells.arrivals) + len(bells.releases)
-    claimed = Claimed(claims, lease, due, more, False, plan.queue.vtime, bool(queue.policy.limits), folded)
-    opens_by_ends = queue.policy.opens_by_ends
-    claimed = msgspec.structs.replace(claimed, at=now, paces=paces, terms=queue.policy, opens_by_ends=opens_by_ends)
+    claimed = Claimed(
+        claims,
+        lease,
+        due,
+        plan.more or not bells.are_all,
+        look_again=False,
+        vtime=plan.queue.vtime,
+        is_limited=bool(policy.limits),
+        folded=len(bells.arrivals) + len(bells.releases),
+        at=now,
+        paces=paces,
+        terms=policy,
+        opens_by_ends=policy.opens_by_ends,
+    )
     return claimed, shared_limits.rung(tx, plan)
 
 
@@ -334,8 +342,7 @@ def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> tu
         # As a claim that starts nothing: what is shut is parked, and rings when it opens.
         _write(tx, queue, plan, bells, now)
         rung = shared_limits.rung(tx, plan)
-    is_partial = not is_filled and (plan.more or not bells.are_all)
-    return Looked(len(plan.starts), now, due, is_partial), rung
+    return Looked(len(plan.starts), now, due, look_again=not is_filled and (plan.more or not bells.are_all)), rung
 
 
 def _next_due(tx: Transaction, queue: QueueInForce) -> Instant | None:
@@ -450,21 +457,23 @@ def _promote(tx: Transaction, queue: QueueInForce, now: Instant) -> None:
     place: int = tx.value("take_positions", len(due)) - len(due)
     in_sequence = queue.policy.sequence is not None
     promoted = []
-    bells: dict[bytes, list[Any]] = {}
+    bells: dict[bytes, rows.Bell] = {}
     for position, lane, priority, keys, keeps_place, ready_at, given, given_by, suspicion in due:
         place += 1
         # A suspect that is scheduled was given back: had it run, it would be cleared.
         keeps = keeps_place and (in_sequence or suspicion >= SUSPECT_FROM)
         joins = (position, ready_at) if keeps else (place, now)
         promoted.append((*joins, position))
-        bell = bells.setdefault(lane, [queue.id, lane, priority, keys, 0, *joins, None, 0, None])
-        bell[4] += 1
-        bell[5:7] = min(tuple(bell[5:7]), joins)
-        bell[8] += keeps_place
-        if given is not None and given_by > (bell[9] or 0):
-            bell[7], bell[9] = given, given_by
+        bell = bells.get(lane)
+        if bell is None:
+            bell = bells[lane] = rows.Bell(queue.id, lane, priority, keys, 0, *joins)
+        bell.count += 1
+        bell.floor, bell.since = min((bell.floor, bell.since), joins)
+        bell.resumed += keeps_place
+        if given is not None and given_by > (bell.given_by or 0):
+            bell.given, bell.given_by = given, given_by
     tx.run_many("promote_job", promoted)
-    tx.run_many("insert_arrival", list(bells.values()))
+    tx.run_many("insert_arrival", [astuple(bell) for bell in bells.values()])
 
 
 class _Bells(msgspec.Struct, frozen=True):
@@ -490,12 +499,9 @@ def _read_bells(tx: Transaction, queue: QueueInForce) -> _Bells:
     released = tx.all("select_releases", queue.id, RELEASES_AT_MOST)
     arrived = tx.all("select_arrivals", queue.id, FOLD_AT_MOST)
     releases = [bell for _, text in released for bell in rows.releases(text)]
-    return _Bells(
-        [rows.arrival(row) for row in arrived],
-        releases,
-        are_all=len(arrived) < FOLD_AT_MOST and len(releases) < RELEASES_AT_MOST,
-        last=(released[-1][0] if released else 0, arrived[-1][0] if arrived else 0),
-    )
+    are_all = len(arrived) < FOLD_AT_MOST and len(releases) < RELEASES_AT_MOST
+    last = (released[-1][0] if released else 0, arrived[-1][0] if arrived else 0)
+    return _Bells([rows.arrival(row) for row in arrived], releases, are_all, last)
 
 
 def forced_jobs(tx: Transaction, queue: int, want: int) -> list[Forced]:
@@ -586,13 +592,13 @@ def start(tx: Transaction, queue: str, starts: list[Start], lease: UUID, worker:
     started: list[rows.Row] = []
     if len(alike) <= MOST_KINDS:
         for (charge, shared, at), positions in alike.items():
-            listed = msgspec.json.encode(positions).decode()
-            started += tx.all("claim_alike", at, lease.bytes, worker.name, listed, charge, rows.join_shared(shared))
+            passed = rows.join_shared(shared)
+            started += tx.all("claim_alike", at, lease.bytes, worker.name, encode(positions), charge, passed)
     else:
         planned = [(each.head.ref, each.charge, rows.join_shared(each.shared), each.at) for each in starts]
-        started = tx.all("claim_jobs", lease.bytes, worker.name, msgspec.json.encode(planned).decode())
+        started = tx.all("claim_jobs", lease.bytes, worker.name, encode(planned))
     found = {row[0]: row[1:] for row in started}
     if len(found) < len(starts):
         # Cancelled since its lane's next jobs were looked up, and the bell of it is not folded yet.
         raise Raced
-    return [rows.claim_of(found[each.head.ref], lease, queue, each.at) for each in starts]
+    return [claim_of(found[each.head.ref], lease, queue, each.at) for each in starts]

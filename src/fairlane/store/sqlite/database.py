@@ -184,6 +184,10 @@ class Database:
         """Run `work` on one snapshot; it changes nothing."""
         return await self._hop(lambda: self._look(work))
 
+    async def data_version(self) -> int:
+        """Changes when another process has written."""
+        return await self.read(lambda tx: int(tx.connection.execute("pragma data_version").fetchone()[0]))
+
     async def _hop(self, work: Callable[[], T]) -> T:
         if self._is_closed:
             raise StoreUnavailable("the store is closed; make another, or open it again through its app")
@@ -389,17 +393,6 @@ class Database:
             finally:
                 if connection.in_transaction:  # an I/O error has ended it
                     connection.execute("rollback")
-
-    async def data_version(self) -> int:
-        """Changes when another process has written."""
-        return await self._hop(self._data_version)
-
-    def _data_version(self) -> int:
-        self._go_ahead()
-        connection = self._open_connection()
-        with self._translating():
-            self._require_file()
-            return int(connection.execute("pragma data_version").fetchone()[0])
 
 
 PRIVATE = 0o600

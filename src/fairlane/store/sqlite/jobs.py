@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import astuple
 
 from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob
@@ -23,10 +23,10 @@ from fairlane.policy.unique import (
     digest_of,
     readmit,
 )
-from fairlane.store.rows import no_such_job, no_such_queue
+from fairlane.store.rows import encode, no_such_job, no_such_queue
 from fairlane.store.rows import record_of as record_of
-from fairlane.store.sqlite import rows
 from fairlane.store.sqlite.database import Transaction
+from fairlane.store.sqlite.rows import Bell
 
 
 def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> tuple[dict[int, int], dict[UUID, Conflict]]:
@@ -49,73 +49,55 @@ def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> tuple[dict[
 
 
 def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, int]:
-    numbers = {name: _queue_number(tx, name) for name in {job.queue for job in jobs}}
+    numbers: dict[str, int] = {name: tx.value("select_queue_id", name) for name in {job.queue for job in jobs}}
+    for name, number in numbers.items():
+        if number is None:
+            raise no_such_queue(name)
     last: int = tx.value("take_positions", len(jobs))
-    position = last - len(jobs)
+    first = last - len(jobs) + 1
     job_rows = []
-    bells: dict[bytes, list[object]] = {}
-    numbers_only: dict[bytes, list[object]] = {}
-    counts: Counter[bytes] = Counter()
-    ready: Counter[int] = Counter()
-    scheduled: set[int] = set()
+    bells: dict[tuple[bytes, State], Bell] = {}
+    woken: dict[int, int] = {}
     ahead: int = tx.value("select_time") if any(job.run_at is not None for job in jobs) else 0
-    for job in jobs:
-        position += 1
+    for position, job in enumerate(jobs, first):
         queue = numbers[job.queue]
-        lane_keys = rows.encode_keys(job.lane_keys)
-        given = None if job.given is None else rows.encode_given(job.given)
-        due_at = _due_at(job, now, ahead)
-        state = State.READY if due_at is None else State.SCHEDULED
-        job_rows.append(
-            (
-                position,
-                job.id.bytes,
-                queue,
-                job.task,
-                job.priority,
-                job.lane,
-                lane_keys,
-                rows.encode_keys(job.keys),
-                job.payload,
-                int(state),
-                job.max_attempts,
-                now,
-                now,
-                due_at,
-                job.on_dead,
-                given,
-                None if given is None else position,
-                job.context,
-            )
+        lane_keys = encode(job.lane_keys)
+        given = None if job.given is None else encode(job.given)
+        # A time of day goes by the wall clock.
+        due_at = job.run_at + ahead if job.run_at is not None else now + (job.delay or 0)
+        state = State.READY if due_at <= now else State.SCHEDULED
+        told = (
+            None if state is State.READY else due_at,
+            job.on_dead,
+            given,
+            None if given is None else position,
+            job.context,
         )
-        if state is State.READY:
-            bell = bells.setdefault(job.lane, _bell(queue, job, lane_keys, position, now))
-            counts[job.lane] += 1
-            ready[queue] += 1
-        else:
-            # Nothing is ready in its lane, but its numbers hold from now on.
-            bell = numbers_only.setdefault(job.lane, _bell(queue, job, lane_keys, position, now))
-            scheduled.add(queue)
-        if given is not None:
-            bell[7], bell[9] = given, position
-    for lane, bell in bells.items():
-        bell[4] = counts[lane]
-    bells_rung = [*bells.values(), *(bell for bell in numbers_only.values() if bell[7] is not None)]
+        stored = (int(state), job.max_attempts, now, now, *told)
+        keys = (lane_keys, encode(job.keys), job.payload)
+        job_rows.append((position, job.id.bytes, queue, job.task, job.priority, job.lane, *keys, *stored))
+        woken.setdefault(queue, 0)
+        # Of a lane in which nothing becomes ready, only the numbers that jobs bring are told: they hold from now on.
+        if state is State.READY or given is not None:
+            bell = bells.get((job.lane, state))
+            if bell is None:
+                bell = bells[job.lane, state] = Bell(queue, job.lane, job.priority, lane_keys, 0, position, now)
+            if state is State.READY:
+                bell.count += 1
+                woken[queue] += 1
+            if given is not None:
+                bell.given, bell.given_by = given, position
     try:
         tx.run_many("insert_job", job_rows)
     except sqlite3.IntegrityError as error:
         # In the caller's transaction, which goes on, nothing of this enqueue may stay behind.
-        tx.run("delete_jobs_between", last - len(jobs), last)
+        tx.run("delete_jobs_between", first - 1, last)
         if (taken := _taken(tx, jobs)) is None:
             raise
         raise DuplicateJob(taken) from error
-    tx.run_many("insert_arrival", bells_rung)
+    tx.run_many("insert_arrival", [astuple(bell) for bell in bells.values()])
     # A scheduled job wakes one waiter too: it has to learn until when to sleep.
-    return {queue: ready[queue] or 1 for queue in {*ready, *scheduled}}
-
-
-def _bell(queue: int, job: NewJob, lane_keys: str, position: int, now: Instant) -> list[object]:
-    return [queue, job.lane, job.priority, lane_keys, 0, position, now, None, 0, None]
+    return {queue: count or 1 for queue, count in woken.items()}
 
 
 def _taken(tx: Transaction, jobs: Sequence[NewJob]) -> UUID | None:
@@ -126,20 +108,6 @@ def _taken(tx: Transaction, jobs: Sequence[NewJob]) -> UUID | None:
             return job.id
         seen.add(job.id)
     return None
-
-
-def _due_at(job: NewJob, now: Instant, ahead: int) -> Instant | None:
-    """In queue time. A time of day goes by the wall clock."""
-    at = job.run_at + ahead if job.run_at is not None else now + job.delay if job.delay is not None else now
-    return at if at > now else None
-
-
-def _queue_number(tx: Transaction, name: str) -> int:
-    row = tx.one("select_queue", name)
-    if row is None:
-        raise no_such_queue(name)
-    number: int = row[0]
-    return number
 
 
 class Cancelled(msgspec.Struct, frozen=True):
@@ -180,9 +148,7 @@ def cancel(
 
 def admitted(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> Admission:
     """What may be stored of these jobs."""
-    keys = {job.unique.id for job in jobs if job.unique is not None}
-    found = {key: _holder(tx, key) for key in keys}
-    return admit(jobs, {key: holder for key, holder in found.items() if holder is not None}, now)
+    return admit(jobs, _holders(tx, {job.unique.id for job in jobs if job.unique is not None}), now)
 
 
 def take(tx: Transaction, admission: Admission) -> None:
@@ -205,9 +171,7 @@ def readmitted(
     """Which of these jobs may come back, as far as their unique keys are concerned."""
     asked = ((job, tx.one("select_unique_job", job.bytes)) for job in jobs)
     ended = [Ended(job, row[0], Until(row[1]), digest_of(row[2])) for job, row in asked if row is not None]
-    found = {each.key: _holder(tx, each.key) for each in ended}
-    holders = {key: holder for key, holder in found.items() if holder is not None}
-    return readmit(ended, holders, now, on_conflict, earlier)
+    return readmit(ended, _holders(tx, {each.key for each in ended}), now, on_conflict, earlier)
 
 
 def take_back(tx: Transaction, readmission: Readmission) -> None:
@@ -225,10 +189,12 @@ def forget(tx: Transaction, jobs: Iterable[bytes]) -> None:
     tx.run_many("delete_unique_job", gone)
 
 
-def _holder(tx: Transaction, key: bytes) -> Holder | None:
-    row = tx.one("select_holder", key)
-    if row is None:
-        return None
-    job, digest, until, expires_at, state, has_started = row
-    found = None if state is None else State(state)
-    return Holder(UUID(bytes=job), digest, Until(until), expires_at, found, bool(has_started))
+def _holders(tx: Transaction, keys: Iterable[bytes]) -> dict[bytes, Holder]:
+    """Who has taken these unique keys."""
+    holders = {}
+    for key in keys:
+        if (row := tx.one("select_holder", key)) is not None:
+            job, digest, until, expires_at, state, has_started = row
+            found = None if state is None else State(state)
+            holders[key] = Holder(UUID(bytes=job), digest, Until(until), expires_at, found, bool(has_started))
+    return holders

@@ -68,7 +68,7 @@ class _Moving:
         return to
 
     def _ring(self, stray: StrayLane, queue: int, lane: bytes, bell: tuple[object, ...]) -> None:
-        self._tx.run("insert_arrival", queue, lane, stray.was.priority, rows.encode_keys(stray.was.keys), *bell)
+        self._tx.run("insert_arrival", queue, lane, stray.was.priority, rows.encode(stray.was.keys), *bell)
 
 
 def folded_lanes(tx: Transaction, queue: claims.QueueInForce, now: Instant) -> list[WaitingLane]:

@@ -165,8 +165,7 @@ from leases
 
 -- name: select_running
 -- The fence: only the claim that holds this lease finds its job.
-select position, id, queue, lane, priority, lane_keys, attempt, max_attempts, ready_at, claimed_at, worker, charge,
-    cancel_requested, task, shared
+select position, queue, lane, priority, lane_keys, attempt, ready_at, claimed_at, worker, charge, cancel_requested, task, shared
 from jobs
 where id = ? and lease = ? and state = 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from uuid import UUID
@@ -16,26 +17,47 @@ from fairlane.scheduler.settlement import Settlement, Verdict, abandoned_by
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.faults import Fault, of_sqlite
 from fairlane.store.protocol import Landings, Reaped
-from fairlane.store.rows import dying, not_taken, refused, tell_of_conflicts
+from fairlane.store.rows import claim_of, dying, encode, not_taken, refused, tell_of_conflicts
 from fairlane.store.sqlite import caller_transactions, jobs, rows
 from fairlane.store.sqlite.database import Transaction
 
 NO_LIMIT = -1
+OF_SHARED = ("ended", "ran", "unstarted", "since", "failed", "neutral", "latest")
+"""What the release of a shared gate counts."""
+
+
+class _Released(msgspec.Struct, array_like=True, gc=False):
+    """A release bell that is being added up. The figures are those of `scheduler.Release`, in the same order."""
+
+    lane: str
+    """In hexadecimal."""
+    ended: int = 0
+    ran: int = 0
+    charged: float = 0.0
+    unstarted: int = 0
+    refund: float = 0.0
+    since: Instant = 0
+    failed: int = 0
+    neutral: int = 0
+    latest: Instant = 0
+    kept: int = 0
+    lost: int = 0
+    signal: int | None = None
 
 
 class _Tally:
     """The bells of one settlement, added up per lane, and what each lease still holds."""
 
-    def __init__(self, now: Instant) -> None:
+    def __init__(self, now: Instant, landed: Landings) -> None:
         self.now = now
         # Failed runs apart, by when they were claimed: whoever counts failures must know whether they are old news.
-        self.releases: dict[tuple[int, bytes, int | None, bool], rows.Released] = {}
-        self.shared: dict[tuple[bytes, int, str, int | None], rows.Released] = {}
+        self.releases: dict[tuple[int, bytes, int | None, bool], _Released] = {}
+        self.shared: dict[tuple[bytes, int, str, int | None], _Released] = {}
         self.arrivals: list[tuple[object, ...]] = []
-        self.landed: Landings = {}
+        self.landed = landed
         """By job that is done, what its follow-ups have met."""
-        self.ended: dict[bytes, int] = {}
-        self.woken: dict[int, int] = {}
+        self.ended: Counter[bytes] = Counter()
+        self.woken: Counter[int] = Counter()
         self.timed: set[int] = set()
         """Queues in which a job is due later, or was due just now: one waiter has to learn until when to sleep."""
         self.replaced: list[UUID] = []
@@ -56,9 +78,12 @@ class _Tally:
         place = (queue, lane, apart, settlement.is_cut_short)
         bell = self.releases.get(place)
         if bell is None:
-            bell = self.releases[place] = rows.Released(lane=lane.hex(), since=self.now)
-        passed = rows.split_shared(shared) if shared else ()
-        for each in (bell, *(self._shared_bell(gate, queue, task, apart) for gate in passed)):
+            bell = self.releases[place] = _Released(lane=lane.hex(), since=self.now)
+        bells = [bell]
+        for gate in rows.split_shared(shared) if shared else ():
+            passed = (gate, queue, task, apart)
+            bells.append(self.shared.setdefault(passed, _Released(lane="", since=self.now)))
+        for each in bells:
             if settlement.unstarted:
                 each.unstarted += 1
                 each.refund += charge
@@ -75,11 +100,7 @@ class _Tally:
                     each.signal = before + (settlement.ran if settlement.lag is None else settlement.lag)
         bell.kept += not settlement.to.is_final
         bell.lost += settlement.is_cut_short
-        lease = settlement.lease.bytes
-        self.ended[lease] = self.ended.get(lease, 0) + 1
-
-    def _shared_bell(self, gate: bytes, queue: int, task: str, apart: Instant | None) -> rows.Released:
-        return self.shared.setdefault((gate, queue, task, apart), rows.Released(lane="", since=self.now))
+        self.ended[settlement.lease.bytes] += 1
 
 
 def settle(
@@ -92,12 +113,10 @@ def settle(
 
     Returns the jobs whose claim was lost, how many may start now by queue, and the jobs that follow-ups replaced.
     """
-    tally = _Tally(now)
-    if landed is not None:
-        tally.landed = landed
+    tally = _Tally(now, {} if landed is None else landed)
     lost: list[UUID] = []
-    # One after the other, as they are given; of those that are alike, a whole stretch at once.
-    for is_plain, stretch in groupby(settlements, _is_plain):
+    # One after the other, as they are given; of those that are done, without effects, a whole stretch at once.
+    for is_plain, stretch in groupby(settlements, lambda each: each.to is State.DONE and each.effects is None):
         lost += (_finish if is_plain else _settle_each)(tx, list(stretch), tally)
     _ring(tx, tally)
     for lease, count in tally.ended.items():
@@ -125,35 +144,19 @@ def truly_lost(tx: Transaction, settlements: Iterable[Settlement], lost: Iterabl
 
 
 def _ring(tx: Transaction, tally: _Tally) -> None:
-    together: dict[int, list[rows.Released]] = {}
+    together: dict[int, list[_Released]] = {}
     for (queue, *_), bell in tally.releases.items():
         together.setdefault(queue, []).append(bell)
     for queue, bells in together.items():
-        tx.run("insert_releases", queue, len(bells), rows.encode_released(bells))
+        tx.run("insert_releases", queue, len(bells), encode(bells))
     tx.run_many(
         "insert_shared_release",
         [
-            (
-                queue,
-                task,
-                bell.ended,
-                bell.ran,
-                bell.unstarted,
-                bell.since,
-                bell.failed,
-                bell.neutral,
-                bell.latest,
-                gate,
-            )
+            (queue, task, *(getattr(bell, figure) for figure in OF_SHARED), gate)
             for (gate, queue, task, _), bell in tally.shared.items()
         ],
     )
     tx.run_many("insert_arrival", tally.arrivals)
-
-
-def _is_plain(settlement: Settlement) -> bool:
-    """Whether there is no more to it than that the job is done: most of them."""
-    return settlement.to is State.DONE and settlement.effects is None
 
 
 def _finish(tx: Transaction, done: Sequence[Settlement], tally: _Tally) -> list[UUID]:
@@ -176,7 +179,7 @@ def _finish(tx: Transaction, done: Sequence[Settlement], tally: _Tally) -> list[
             with_result.append((tally.now, settlement.result, position))
         tally.release(settlement, queue, lane, claimed_at, charge, task, shared)
     if without_result:
-        tx.run("finish_jobs", tally.now, msgspec.json.encode(without_result).decode())
+        tx.run("finish_jobs", tally.now, encode(without_result))
     if with_result:
         tx.run_many("finish_with_result", with_result)
     return [each.job for each in lost.values()]
@@ -185,27 +188,29 @@ def _finish(tx: Transaction, done: Sequence[Settlement], tally: _Tally) -> list[
 def _settle_each(tx: Transaction, settlements: Iterable[Settlement], tally: _Tally) -> list[UUID]:
     lost = []
     for each in settlements:
-        settlement = _with_on_dead(tx, each, tally.now)
-        if not _settle_one(tx, settlement, tally.now, tally):
+        on_dead = tx.value("select_on_dead", each.job.bytes) if each.is_death else None
+        settlement = each if on_dead is None else dying(each, on_dead, tally.now)
+        if not _settle_one(tx, settlement, tally):
             lost.append(each.job)
         elif settlement.effects is not None:
-            _land(tx, settlement, settlement.effects, tally.now, tally)
+            _land(tx, settlement, settlement.effects, tally)
     return lost
 
 
-def _with_on_dead(tx: Transaction, settlement: Settlement, now: Instant) -> Settlement:
-    stored = tx.value("select_on_dead", settlement.job.bytes) if settlement.is_death else None
-    return settlement if stored is None else dying(settlement, stored, now)
-
-
-def _land(tx: Transaction, settlement: Settlement, effects: StampedEffects, now: Instant, tally: _Tally) -> None:
+def _land(tx: Transaction, settlement: Settlement, effects: StampedEffects, tally: _Tally) -> None:
     if not settlement.is_death:
-        tally.landed[settlement.job] = _enqueue(tx, effects.jobs, now, tally) if effects.jobs else {}
+        tally.landed[settlement.job] = _enqueue(tx, effects.jobs, tally) if effects.jobs else {}
         caller_transactions.write(tx, effects.puts, effects.deletes)
         return
     tx.run("begin_effects")
     try:
-        _enqueue_what_can_be(tx, settlement, effects.jobs, now, tally)
+        follow_ups = effects.jobs
+        while follow_ups:
+            try:
+                tell_of_conflicts(settlement, follow_ups, _enqueue(tx, follow_ups, tally))
+                break
+            except DuplicateJob as error:
+                follow_ups = not_taken(settlement, follow_ups, error.job)
         caller_transactions.write(tx, effects.puts, effects.deletes)
     except Exception as error:
         if of_sqlite(error) not in (None, Fault.OURS):
@@ -215,73 +220,35 @@ def _land(tx: Transaction, settlement: Settlement, effects: StampedEffects, now:
     tx.run("keep_effects")
 
 
-def _enqueue_what_can_be(
-    tx: Transaction, settlement: Settlement, follow_ups: tuple[NewJob, ...], now: Instant, tally: _Tally
-) -> None:
-    """Store follow-ups, except for those that are there already."""
-    while follow_ups:
-        try:
-            tell_of_conflicts(settlement, follow_ups, _enqueue(tx, follow_ups, now, tally))
-            return
-        except DuplicateJob as error:
-            follow_ups = not_taken(settlement, follow_ups, error.job)
-
-
-def _enqueue(tx: Transaction, follow_ups: Sequence[NewJob], now: Instant, tally: _Tally) -> dict[UUID, Conflict]:
-    ready, conflicts = jobs.insert(tx, follow_ups, now)
+def _enqueue(tx: Transaction, follow_ups: Sequence[NewJob], tally: _Tally) -> dict[UUID, Conflict]:
+    ready, conflicts = jobs.insert(tx, follow_ups, tally.now)
     tally.replaced += [each.holder for each in conflicts.values() if each.outcome is Outcome.REPLACED]
-    for queue, count in ready.items():
-        tally.woken[queue] = tally.woken.get(queue, 0) + count
+    tally.woken.update(ready)
     return conflicts
 
 
-def _settle_one(tx: Transaction, settlement: Settlement, now: Instant, tally: _Tally) -> bool:
-    row = tx.one("select_running", settlement.job.bytes, settlement.lease.bytes)
+def _settle_one(tx: Transaction, settlement: Settlement, tally: _Tally) -> bool:
+    job, now = settlement.job.bytes, tally.now
+    row = tx.one("select_running", job, settlement.lease.bytes)
     if row is None:
         return False
-    (
-        position,
-        job,
-        queue,
-        lane,
-        priority,
-        lane_keys,
-        attempt,
-        _,
-        ready_at,
-        claimed_at,
-        worker,
-        charge,
-        cancel,
-        task,
-        shared,
-    ) = row
+    position, queue, lane, priority, keys, attempt, ready_at, claimed_at, worker, charge, cancel, task, shared = row
     if cancel:
         settlement = settlement.if_asked_to_cancel()
-    to, outcome = settlement.to, settlement.outcome
+    to, outcome, error, result = settlement.to, settlement.outcome, settlement.error, settlement.result
     counted = attempt if settlement.counts_attempt else attempt - 1
-    due_at = now + (settlement.delay or 0) if to is State.SCHEDULED else None
+    waits = to is State.SCHEDULED
+    due_at = now + (settlement.delay or 0) if waits else None
     finished_at = now if to.is_final else None
     if not to.is_final:
-        tx.run("insert_attempt", job, attempt, claimed_at, now, worker, outcome, settlement.error)
-    tx.run(
-        "finish_job",
-        to,
-        counted,
-        settlement.suspicion,
-        finished_at,
-        due_at,
-        settlement.error,
-        outcome,
-        settlement.result,
-        to is State.SCHEDULED,
-        position,
-    )
+        tx.run("insert_attempt", job, attempt, claimed_at, now, worker, outcome, error)
+    ended = (finished_at, due_at, error, outcome, result, waits)
+    tx.run("finish_job", to, counted, settlement.suspicion, *ended, position)
     tally.release(settlement, queue, lane, claimed_at, charge, task, shared)
     if to is State.READY:
-        tally.arrivals.append((queue, lane, priority, lane_keys, 1, position, ready_at, None, 1, None))
-        tally.woken[queue] = tally.woken.get(queue, 0) + 1
-    elif to is State.SCHEDULED:
+        tally.arrivals.append((queue, lane, priority, keys, 1, position, ready_at, None, 1, None))
+        tally.woken[queue] += 1
+    elif waits:
         tally.timed.add(queue)
     return True
 
@@ -294,7 +261,7 @@ def reap(
     tasks: dict[UUID, str] = {}
     leases = tx.all("select_expired_leases", now if ended_by is None else min(now, ended_by), limit)
     for lease, renewed_at, positions, worker in leases:
-        claims = _claims(tx, lease, msgspec.json.decode(positions, type=list[int]))
+        claims = _claims(tx, lease, positions)
         if not claims:
             tx.run("delete_lease", lease)
         for claim in claims:
@@ -311,13 +278,10 @@ def claims_beside(tx: Transaction, worker: UUID, leases: Collection[UUID]) -> li
     """The claims of a worker under other leases than these."""
     found = tx.all("select_leases_of_worker", worker.bytes, NO_LIMIT)
     beside = [(lease, positions) for lease, _, positions, _ in found if UUID(bytes=lease) not in leases]
-    return [
-        claim
-        for lease, positions in beside
-        for claim in _claims(tx, lease, msgspec.json.decode(positions, type=list[int]))
-    ]
+    return [claim for lease, positions in beside for claim in _claims(tx, lease, positions)]
 
 
-def _claims(tx: Transaction, lease: bytes, positions: Sequence[int]) -> list[Claim]:
-    found = (tx.one("select_claim_at", position, lease) for position in positions)
-    return [rows.claim_of(row[:-1], UUID(bytes=lease), "", row[-1]) for row in found if row is not None]
+def _claims(tx: Transaction, lease: bytes, positions: str) -> list[Claim]:
+    """The claims that still stand under a lease, by the positions of its jobs, as JSON."""
+    found = (tx.one("select_claim_at", position, lease) for position in msgspec.json.decode(positions, type=list[int]))
+    return [claim_of(row[:-1], UUID(bytes=lease), "", row[-1]) for row in found if row is not None]

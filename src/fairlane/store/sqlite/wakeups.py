@@ -20,6 +20,7 @@ from uuid import UUID
 from fairlane.clock import Clock, Instant
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.sqlite.database import Database, Transaction
+from fairlane.waits import first_of
 
 WORK = b"!"
 SCHEDULES = b"s"
@@ -110,17 +111,10 @@ class SqliteListener:
 
     async def wait(self, until: Instant | None) -> bool:
         """Return True at a nudge, False once `until` has come."""
-        alarm = asyncio.ensure_future(self._alarm(until))
-        nudge = asyncio.ensure_future(self._nudged.wait())
-        try:
-            await asyncio.wait({alarm, nudge}, return_when=asyncio.FIRST_COMPLETED)
-            nudged = self._nudged.is_set()
-            self._nudged.clear()
-            return nudged
-        finally:
-            for task in (alarm, nudge):
-                task.cancel()
-            await asyncio.gather(alarm, nudge, return_exceptions=True)
+        await first_of(self._nudged.wait(), self._alarm(until))
+        nudged = self._nudged.is_set()
+        self._nudged.clear()
+        return nudged
 
     async def _alarm(self, until: Instant | None) -> None:
         """End at `until`, or let another process's write end the wait."""
