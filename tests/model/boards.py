@@ -71,12 +71,11 @@ async def _said_by_server(scheduling: Scheduling) -> Said:
     running = await connection.fetch(
         "select lane, count(*) from fairlane.jobs where queue_id = $1 and state = 2 group by lane", queue
     )
-    loaded = await scheduling.load(0)
+    loaded = await scheduling.load()
     tables = Delta(*await scheduling.select_all())
-    opened, now = loaded.opened, loaded.board.over(tables)
-    bells = len(opened.arrivals) + len(opened.releases)
+    now, bells = loaded.board.over(tables), len(loaded.arrivals) + len(loaded.releases)
     counts = dict(map(tuple, running))
-    return Said(loaded.policy, opened.mark, opened.stored, tables, now, _by_lane(ready), counts, bells)
+    return Said(loaded.policy, loaded.mark, loaded.stored, tables, now, _by_lane(ready), counts, bells)
 
 
 def _said_by_file(tx: Transaction, name: str) -> Said:
@@ -152,7 +151,7 @@ async def catch_up(store: Store, name: str) -> ResidentBoard:
             await store._database.write(lambda tx: claims.board_of(tx, _queue(tx, name)), durable=False)
         case PostgresStore():
             async with store._claimer.locked(await store._claimer.queue(name), durable=False) as scheduling:
-                await scheduling.load(0)
+                await scheduling.load()
     board = await remembered(store, name)
     assert board is not None
     return board
@@ -170,7 +169,7 @@ async def compare(store: Store, name: str) -> list[str]:
         case PostgresStore():
             handle = await store._claimer.queue(name)
             async with store._claimer.locked(handle, durable=False) as scheduling:
-                board = (await scheduling.load(0)).board
+                board = (await scheduling.load()).board
                 looking = Scheduling(scheduling.connection, handle, store._clock.parameter())
                 return differences(board, await _said_by_server(looking))
     raise AssertionError(f"{store!r} is not a store that is known here")
@@ -192,7 +191,7 @@ async def seal(store: Store, name: str) -> None:
             await store._database.write(lambda tx: claims.to_tables(tx, _queue(tx, name), 0), durable=False)
         case PostgresStore():
             async with store._claimer.locked(await store._claimer.queue(name), durable=False) as scheduling:
-                await scheduling.to_tables(await scheduling.load(0))
+                await scheduling.to_tables(await scheduling.load())
 
 
 def differences(board: ResidentBoard, found: Said) -> list[str]:

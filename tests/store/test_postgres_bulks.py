@@ -194,18 +194,18 @@ async def test_large_payloads_are_sent_piece_by_piece(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch, copies: None
 ) -> None:
     sent: list[int] = []
-    rows_of = copying._rows_of
+    stream = copying._stream
 
-    def watched(*given: Any) -> Any:
-        for piece in rows_of(*given):
+    async def watched(*given: Any) -> Any:
+        async for piece in stream(*given):
             sent.append(len(piece))
             yield piece
 
-    monkeypatch.setattr(copying, "_rows_of", watched)
+    monkeypatch.setattr(copying, "_stream", watched)
     monkeypatch.setattr(copying, "ROWS_AT_ONCE", 1_000)
     monkeypatch.setattr(copying, "BYTES_AT_ONCE", 1_000)
     await store.enqueue(new_jobs(PLAIN, count=12, payload=b"x" * 600))
-    assert len(sent) == 6
+    assert len(sent) == 7  # the last of them is the end of the stream
     assert max(sent) < 2_000
 
 

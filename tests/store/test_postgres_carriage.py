@@ -15,8 +15,8 @@ from fairlane.job import Claim, State
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Done, settle
 from fairlane.store.postgres import PostgresStore
-from fairlane.store.postgres.claim_lock import Carriage
-from fairlane.store.postgres.claim_lock import Done as DoneClaims
+from fairlane.store.postgres.settlements import Carriage
+from fairlane.store.postgres.settlements import Done as DoneClaims
 from tests.store.harness import LEASE, claim_once, given_jobs, ids, soon, worker_named
 from tests.store.test_postgres_together import crowded, release_lock, requests, take_lock
 

@@ -15,7 +15,8 @@ from fairlane.clock import ManualClock
 from fairlane.job import Claim, State
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.store.postgres import PostgresStore
-from fairlane.store.postgres.claim_lock import NUMBERS, Crowding, Holder, deal
+from fairlane.store.postgres.claim_lock import Holder, deal
+from fairlane.store.postgres.claims import NUMBERS, Crowding
 from fairlane.store.protocol import Claimed
 from tests.store.harness import LEASE, SECOND, claim_once, finish, given_jobs, ids, new_jobs, soon, worker_named
 
@@ -178,7 +179,7 @@ async def test_a_leader_that_falls_silent_before_it_begins_does_not_keep_the_loc
     claimer = stores[0]._claimer
     queue = await claimer.queue("webhooks")
     silent = await claimer._connected()
-    await claimer._seat.enter(silent, queue.id, queue.name, 1, worker_named("silent"), SECOND)
+    await claimer._seat.enter(silent, queue, 1, worker_named("silent"), SECOND)
     assert await silent.fetchval("show idle_session_timeout") == "5s"
     assert await connection.fetchval("select pg_try_advisory_lock(1717660018, $1)", queue.id) is False
     await silent.execute(queue.take_over)

@@ -16,7 +16,7 @@ import pytest
 
 from fairlane import App, Fair
 from fairlane.policy import partition_for
-from fairlane.store.postgres.claim_lock import Crowding
+from fairlane.store.postgres.claims import Crowding
 from fairlane.store.protocol import Choice
 from fairlane.worker.claims import QueueSlots, Slots, Turns, Visit
 from fairlane.worker.options import QueueShare

@@ -3,42 +3,47 @@
 Two round trips, and one more when the next jobs of a lane have to be looked up: the first takes the lock for the
 session and reads, the second writes in a transaction of its own, with which the lock ends. Where several statements
 belong together, a transaction is around them. Claims have their own connection: a settlement never queues behind one.
+
+Where many workers want one queue's lock, whoever holds it claims for all who wait: sixty-four workers with four slots
+each would take it one after the other, for four jobs a time, and hold it over four round trips each while the others
+keep the processors busy. Asking in public (see `fairlane.enter`) costs whoever is alone one round trip more, so it is
+done only once the wait for the lock was longer than the work under it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
+from msgspec.structs import replace
 
+from fairlane.clock import Instant
+from fairlane.job import Claim
 from fairlane.scheduler.snapshot import paces_of
 from fairlane.store.boards import PLANS_AT_MOST, Boards, Checkpoints, Raced
 from fairlane.store.postgres import operators
-from fairlane.store.postgres.claim_lock import (
-    SLOTS_AT_MOST,
-    Carriage,
-    Crowding,
-    Ending,
-    Holder,
-    Loaded,
-    QueueHandle,
-    Scheduling,
-    Seat,
-    deal,
-)
-from fairlane.store.postgres.connections import STATEMENTS, Connections, Session, StoreClock, hang_up
-from fairlane.store.postgres.wakeups import PostgresListener, Registration
+from fairlane.store.postgres.claim_lock import Holder, Loaded, QueueHandle, Scheduling, deal
+from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, Session, StoreClock, hang_up
+from fairlane.store.postgres.settlements import Carriage, Passenger
+from fairlane.store.postgres.wakeups import PostgresListener, Watch, observe_producers
 from fairlane.store.protocol import Choice, Claimed, Looked, WorkerIdentity
-from fairlane.store.rows import cancelled_too_fast, no_such_queue
+from fairlane.store.rows import cancelled_too_fast, claim_of, no_such_queue
 
-if TYPE_CHECKING:
-    from fairlane.store.postgres.connections import Connection
-    from fairlane.store.postgres.wakeups import PostgresListener
+SLOTS_AT_MOST = 1_000
+"""How many jobs one claim starts for all its holders, and the most that a request can name."""
+NUMBERS = 1 << 22
+"""Requests of one session, each with a number of its own."""
+SMOOTHING = 0.2
+RISING = 1.1
+"""By how much the quickest load is taken to be slower with every claim that was not as quick."""
+REQUESTED = 5
+"""Columns of `fairlane.request`."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -100,7 +105,7 @@ class Claimer:
 
     async def claim(self, queues: Sequence[QueueHandle], asked: Asked) -> Claimed:
         """Start jobs of the first queue; where its lock is taken, of the next whose lock is free."""
-        watches = {queue.id: Watch(queue.id, asked.listener, asked.start_lag, asked.ahead) for queue in queues}
+        watches = {queue.id: Watch(queue.id, asked.listener) for queue in queues}
         first = queues[0].id
         # Whoever is registered as a waiter withdraws in the claim that fills its slots: its own.
         crowding = self._crowding[first]
@@ -123,15 +128,15 @@ class Claimer:
         clock = asyncio.get_running_loop().time
         async with self._mutex, self._session() as connection:
             asked_at = clock()
-            await look(connection, watches.values())
+            await observe_producers(connection, watches.values())
             first, *others = queues
             scheduling = self._scheduling(connection, first, is_of_session=True)
-            loaded = await scheduling.load(1, self._clock.expected(), locks=True, me=asked.worker.id, others=others)
+            loaded = await scheduling.load(self._clock.expected(), locks=True, me=asked.worker.id, others=others)
             # The load itself waits for the lock; most of the time it is free, and reading takes as long as the plan.
             locked_at, queue = clock(), scheduling.queue.id
             if asked.chose is not None:
                 asked.chose(_choice(scheduling.queue, queues, loaded))
-            claimed = await self._claim(scheduling, loaded, [asked.holder()], watches[queue])
+            claimed = await self._claim(scheduling, loaded, [asked.holder()], asked, watches[queue])
             self._crowding[queue].alone(locked_at - asked_at, clock() - locked_at)
         return claimed
 
@@ -140,35 +145,32 @@ class Claimer:
         async with self._mutex, self._session() as connection:
             want, worker = asked.want(), asked.worker
             if want <= 0:
-                return await self._claim_nothing(self._scheduling(connection, queue))
+                # Nobody has a slot. What waits for its instant is held all the same, by terms that may have changed.
+                terms, _ = await self._scheduling(connection, queue).in_force()
+                return Claimed([], uuid4(), None, more=False, look_again=False, terms=terms)
             with self.carriage.boarded() as passenger:
-                entry = await self._seat.enter(
-                    connection, queue.id, queue.name, want, worker, asked.duration, passenger
-                )
+                entered = await self._seat.enter(connection, queue, want, worker, asked.duration, passenger)
+            lease, claims, requests = entered
             crowding = self._crowding[queue.id]
-            if entry.claims:
-                self._clock.observe(entry.claims[0].claimed_at)
+            if claims:
+                self._clock.observe(claims[0].claimed_at)
                 # Left short, we look for ourselves: only who claims alone can register as a waiter.
-                is_short = len(entry.claims) < want
+                is_short = len(claims) < want
                 crowding.is_dense = not is_short
-                return Claimed(entry.claims, entry.lease, None, more=is_short, look_again=False)
-            crowding.led(len(entry.requests))
-            me = asked.holder()
+                return Claimed(claims, lease, None, more=is_short, look_again=False)
+            crowding.led(len(requests))
+            holders = [asked.holder(), *requests]
             scheduling = self._scheduling(connection, queue, is_of_session=True)
-            loaded = await scheduling.load(1, self._clock.expected(), me=worker.id)
-            return await self._claim(scheduling, loaded, [me, *entry.requests], watch)
+            loaded = await scheduling.load(self._clock.expected(), me=worker.id)
+            return await self._claim(scheduling, loaded, holders, asked, watch)
 
     def _scheduling(self, connection: Connection, queue: QueueHandle, *, is_of_session: bool = False) -> Scheduling:
-        return Scheduling(
-            connection,
-            queue,
-            self._clock.parameter(),
-            self.boards,
-            is_of_session=is_of_session,
-            is_durable=self._durable,
-        )
+        now, boards, is_durable = self._clock.parameter(), self.boards, self._durable
+        return Scheduling(connection, queue, now, boards, is_of_session=is_of_session, is_durable=is_durable)
 
-    async def _claim(self, scheduling: Scheduling, loaded: Loaded, holders: list[Holder], watch: Watch) -> Claimed:
+    async def _claim(
+        self, scheduling: Scheduling, loaded: Loaded, holders: list[Holder], asked: Asked, watch: Watch
+    ) -> Claimed:
         """Claim for everybody; what the first holder gets is returned."""
         me, policy = holders[0], loaded.policy
         self._clock.kept(loaded.now)
@@ -183,53 +185,61 @@ class Claimer:
             await scheduling.connection.execute("commit")
             raise Raced
         want = max(me.asked, min(SLOTS_AT_MOST, sum(holder.asked for holder in holders)))
-        loaded = await scheduling.see_to(loaded, want)
+        await scheduling.see_to(loaded, want)
         # What waits for its instant is for whoever holds the lock: others keep no pace.
-        ahead = watch.ahead if len(holders) == 1 else None
+        ahead = asked.ahead if len(holders) == 1 else None
         self._crowding[scheduling.queue.id].is_limited = bool(policy.limits or policy.overrides.all)
-        plan = await scheduling.plan(loaded, want, lag=watch.start_lag, listens=watch.listens, ahead=ahead)
+        plan = await scheduling.plan(loaded, want, lag=asked.start_lag, listens=watch.listens, ahead=ahead)
         is_paced = any(start.pace is not None for start in plan.starts)
         is_filled = deal(len(plan.starts), holders).count(1) >= me.asked and not is_paced
         more = plan.more or not loaded.all_folded
         alarm = loaded.board.next_alarm() if not is_filled or watch.is_registered else None
         ending = watch.ending(me.worker, is_filled=is_filled)
-        leaves_alarms = watch.is_leaving and (alarm is not None or loaded.opened.due is not None)
-        if loaded.opened.others_wait and is_filled and (more or leaves_alarms):
-            ending = msgspec.structs.replace(ending, nudges=1)
-        in_transaction = scheduling.is_in_transaction
+        leaves_alarms = watch.is_leaving and (alarm is not None or loaded.due is not None)
+        if loaded.others_wait and is_filled and (more or leaves_alarms):
+            ending = replace(ending, nudges=1)
+        is_of_session = scheduling.is_of_session
         claims = await scheduling.write(loaded, plan, holders, ending)
         if loaded.forced:
             await scheduling.connection.execute(STATEMENTS["forget_forced"], scheduling.queue.id)
-        if in_transaction:
+        if not is_of_session:
             await scheduling.connection.execute("commit")
         watch.committed()
         self._checkpoints.soon(scheduling.queue.id)
         # Who found nothing waits for leases to end as well.
-        dues = [alarm, loaded.opened.due, scheduling.lease_due]
         return Claimed(
             claims,
             me.lease,
-            None if is_filled else min((due for due in dues if due is not None), default=None),
+            None if is_filled else _earliest(alarm, loaded.due, scheduling.lease_due),
             more,
             watch.looks_again,
             plan.queue.vtime,
             bool(policy.limits),
-            len(loaded.arrivals) + len(loaded.opened.releases),
+            len(loaded.arrivals) + len(loaded.releases),
             loaded.now,
             paces_of(claims, plan.starts),
             policy,
             policy.opens_by_ends,
         )
 
-    async def _claim_nothing(self, scheduling: Scheduling) -> Claimed:
-        """Nobody has a slot. What waits for its instant is held all the same, by terms that may have changed."""
-        terms, _ = await scheduling.in_force()
-        return Claimed([], uuid4(), None, more=False, look_again=False, terms=terms)
-
     async def checkpoint(self, queue: int) -> None:
         """Write what the tables of a queue do not hold."""
         async with self.locked(self._handle(queue), durable=False) as scheduling:
-            await scheduling.checkpoint(await scheduling.load(0))
+            await scheduling.checkpoint(await scheduling.load())
+
+    async def look(self, queue: QueueHandle, want: int, worker: WorkerIdentity, listener: PostgresListener) -> Looked:
+        """Count the jobs that could start, up to `want`. With 0, the listener withdraws and its wakeup is passed on."""
+        watch = Watch(queue.id, listener)
+        async with self.locked(queue, durable=False) as scheduling:
+            if want > 0:
+                looked = await _look(scheduling, want, worker, watch)
+            else:
+                looked = Looked(0, 0, None, look_again=False)
+                watch.ending(worker.id, is_filled=True)
+                await scheduling.connection.execute(STATEMENTS["withdraw_waiter"], queue.id, worker.id)
+                await scheduling.connection.execute(STATEMENTS["nudge"], queue.id, 1, worker.id)
+        watch.committed()
+        return looked
 
     def _handle(self, queue: int) -> QueueHandle:
         return next(each for each in self._queues.values() if each.id == queue)
@@ -289,125 +299,23 @@ class Claimer:
         return self._connection
 
 
+def _earliest(*moments: Instant | None) -> Instant | None:
+    return min((each for each in moments if each is not None), default=None)
+
+
 def _choice(chosen: QueueHandle, queues: Sequence[QueueHandle], loaded: Loaded) -> Choice:
     names = {queue.id: queue.name for queue in queues}
-    opened = loaded.opened
-    others = [(names[queue], vtime, is_taken) for queue, vtime, is_taken in opened.others]
-    taken = frozenset(name for name, _, is_taken in others if is_taken)
-    return Choice(chosen.name, taken, {name: vtime for name, vtime, _ in others} | {chosen.name: opened.state.vtime})
-
-
-async def look(connection: Connection, watches: Iterable[Watch]) -> None:
-    """Before the bells are drained: which producers may not have seen a registration?
-
-    Those that have ended by now are seen by whatever drains next, be it this claim or, where it goes elsewhere, a later
-    one.
-    """
-    uncertain = [watch for watch in watches if watch.is_uncertain]
-    if uncertain:
-        producers = [row[0] for row in await connection.fetch(STATEMENTS["select_producers"])]
-        for watch in uncertain:
-            watch.observe(producers)
-
-
-class Watch:
-    """How one claim leaves its listener: waiting for work in the queue, or not."""
-
-    def __init__(
-        self, queue: int, listener: PostgresListener | None, start_lag: int = 0, ahead: int | None = None
-    ) -> None:
-        self.start_lag = start_lag
-        self.ahead = ahead
-        self._queue = queue
-        self._listener = listener
-        self._before = listener.registration(queue) if listener else None
-        self._after = self._before
-        self._heard = listener.heard(queue) if listener else 0
-        self.looks_again = False
-        """A producer may not have seen the registration: look again."""
-
-    @property
-    def listens(self) -> bool:
-        """Whether it can be woken."""
-        return self._listener is not None and self._listener.ear is not None
-
-    @property
-    def is_registered(self) -> bool:
-        return self._before is not None
-
-    @property
-    def is_uncertain(self) -> bool:
-        """A producer may not have seen the registration."""
-        return self._before is not None and not self._before.is_certain
-
-    def observe(self, producers: Sequence[str]) -> None:
-        """These may not have seen the registration, if they are older than it."""
-        assert self._before is not None
-        self._before.observe(producers)
-
-    def ending(self, worker: UUID, *, is_filled: bool) -> Ending:
-        """Whether the claim registers its listener, or withdraws it."""
-        if self._listener is None:
-            return Ending()
-        self._after = None
-        if is_filled:
-            return Ending(worker) if self._before is not None else Ending()
-        if self._before is not None:
-            self._after = self._before
-            self.looks_again = not self._before.is_certain
-            return Ending()
-        ear = self._listener.ear
-        if ear is None:
-            return Ending()
-        self._after = Registration(ear)
-        self.looks_again = True
-        return Ending(worker, ear)
-
-    @property
-    def is_leaving(self) -> bool:
-        """It waited, and does not any more."""
-        return self._before is not None and self._after is None
-
-    def committed(self) -> None:
-        if self._listener is None:
-            return
-        if self._after is None:
-            if self._before is not None:
-                self._listener.withdrawn(self._queue, self._heard)
-        elif self._after is not self._before:
-            self._listener.registered(self._queue, self._after)
-
-
-async def look_at(
-    claimer: Claimer, queue: QueueHandle, want: int, worker: WorkerIdentity, listener: PostgresListener
-) -> Looked:
-    """How many jobs could start now, up to `want`."""
-    watch = Watch(queue.id, listener)
-    async with claimer.locked(queue, durable=False) as scheduling:
-        looked = await _look(scheduling, want, worker, watch)
-    watch.committed()
-    return looked
-
-
-async def stop_looking(
-    claimer: Claimer, queue: QueueHandle, worker: WorkerIdentity, listener: PostgresListener
-) -> Looked:
-    """Withdraw the listener, and let another have its wake-up."""
-    watch = Watch(queue.id, listener)
-    async with claimer.locked(queue, durable=False) as scheduling:
-        connection = scheduling.connection
-        watch.ending(worker.id, is_filled=True)
-        await connection.execute(STATEMENTS["withdraw_waiter"], queue.id, worker.id)
-        await connection.execute(STATEMENTS["nudge"], queue.id, 1, worker.id)
-    watch.committed()
-    return Looked(0, 0, None, look_again=False)
+    taken = frozenset(names[queue] for queue, _, is_taken in loaded.others if is_taken)
+    vtimes = {names[queue]: vtime for queue, vtime, _ in loaded.others}
+    return Choice(chosen.name, taken, vtimes | {chosen.name: loaded.state.vtime})
 
 
 async def _look(scheduling: Scheduling, want: int, worker: WorkerIdentity, watch: Watch) -> Looked:
     connection = scheduling.connection
-    await look(connection, [watch])
+    await observe_producers(connection, [watch])
     await connection.execute(STATEMENTS["begin_look"])
-    loaded = await scheduling.see_to(await scheduling.load(want), want)
+    loaded = await scheduling.load()
+    await scheduling.see_to(loaded, want)
     plan = await scheduling.plan(loaded, want, listens=True)
     is_filled = len(plan.starts) >= want
     alarm = None if is_filled else loaded.board.next_alarm()
@@ -422,7 +330,77 @@ async def _look(scheduling: Scheduling, want: int, worker: WorkerIdentity, watch
     else:
         # As a claim that starts nothing: what is shut is parked, and rings when it opens.
         await scheduling.write(loaded, plan, (), ending)
-    dues = () if is_filled else (alarm, loaded.opened.due, scheduling.lease_due)
     is_partial = not is_filled and (plan.more or not loaded.all_folded)
-    due = min((each for each in dues if each is not None), default=None)
+    due = None if is_filled else _earliest(alarm, loaded.due, scheduling.lease_due)
     return Looked(len(plan.starts), loaded.now, due, watch.looks_again or is_partial)
+
+
+class Crowding:
+    """Whether a queue's lock is sought after, by what our own claims have seen."""
+
+    def __init__(self) -> None:
+        self.is_dense = False
+        self.is_limited = True
+        """Its jobs wait for limits, as far as we know."""
+        self._held = 0.0
+        self._quickest = math.inf
+
+    def alone(self, loading: float, held: float) -> None:
+        """A claim took so long to get the lock and to load, then held it for so long; both in seconds."""
+        self._quickest = min(loading, self._quickest * RISING)
+        self._held += (held - self._held) * SMOOTHING
+        self.is_dense = loading - self._quickest > self._held
+
+    def led(self, requests: int) -> None:
+        """A claim that asked in public came to lead, and found so many who waited."""
+        self.is_dense = requests > 0
+
+
+class Seat:
+    """The place of one session among those who ask in public. It goes with the session: its base never changes."""
+
+    def __init__(self) -> None:
+        self._base = uuid4()
+        self._number = 0
+        self._registered: tuple[WorkerIdentity, int] | None = None
+
+    @property
+    def is_used_up(self) -> bool:
+        """Every number has been used; a session of its own begins afresh."""
+        return self._number + 1 >= NUMBERS
+
+    async def enter(
+        self,
+        connection: Connection,
+        queue: QueueHandle,
+        want: int,
+        worker: WorkerIdentity,
+        duration: int,
+        passenger: Passenger | None = None,
+    ) -> tuple[UUID, list[Claim], list[Holder]]:
+        """Ask for jobs; come back with them, or with the queue's lock and the requests of those who wait.
+
+        The passenger is settled first. Returned with them: the lease of what was claimed for us.
+        """
+        if self._registered != (worker, duration):  # to whom this session belongs
+            await connection.execute(STATEMENTS["register_claimer"], self._base, worker.id, worker.name, duration)
+            self._registered = (worker, duration)
+        self._number += 1
+        lease = UUID(int=self._base.int >> 32 << 32 | self._number)
+        request = queue.id << 32 | self._number << 10 | min(want, SLOTS_AT_MOST)
+        requests: Sequence[Any]
+        grants: Sequence[Any]
+        if passenger is not None:
+            done = passenger.done
+            given = (done.now, done.settlements, done.emptied, queue.id, request, lease)
+            row = await connection.fetchrow(STATEMENTS["settle_and_enter"], *given)
+            assert row is not None
+            lost, requests, grants = row
+            passenger.arrived(lost)
+        else:
+            # Columns of requests, then those of `fairlane.granted`: every row has either.
+            found = await connection.fetch(STATEMENTS["enter"], queue.id, request, lease)
+            requests = [row[:REQUESTED] for row in found if row["id"] is None]
+            grants = [row[REQUESTED:] for row in found if row["id"] is not None]
+        claims = [claim_of(row[:-1], lease, queue.name, row[-1]) for row in grants or ()]
+        return lease, claims, [Holder(*row) for row in requests or ()]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
+from msgspec import Struct
 
 from fairlane.clock import Clock, Instant, SystemClock
 from fairlane.errors import ConfigurationError, StoreUnavailable
@@ -167,20 +168,6 @@ def translating(connection: Connection | None = None, where: str = "") -> Iterat
         raise
 
 
-@contextlib.contextmanager
-def _translating_connect(where: str, *, is_known: bool) -> Iterator[None]:
-    """The same for a new session, where whatever goes wrong is about the address, the server, or the way there."""
-    try:
-        yield
-    except StoreUnavailable:
-        raise
-    except Exception as error:
-        # Once it has worked, the address is not to blame: a certificate is being replaced, say.
-        if not is_known and (isinstance(error, ValueError) or fault_of(error) is Fault.OURS):
-            raise Misaddressed(f"PostgreSQL{where} cannot be connected to: {_words(error)}", CHECK_URL) from error
-        raise StoreUnavailable(*_told(error, where)) from error
-
-
 def _told(error: Exception, where: str) -> tuple[str, str]:
     """An error in our words, and what to do about it."""
     sqlstate = error.sqlstate if isinstance(error, asyncpg.PostgresError) else None
@@ -245,15 +232,6 @@ class Connections:
     async def connect(self) -> Session:
         """A session of its own, with settings that our statements rely on, whatever the defaults of server and role."""
         try:
-            session = await self._connect()
-        except StoreUnavailable as error:
-            self._refusal = asyncio.get_running_loop().time(), error
-            raise
-        self._refusal = None
-        return session
-
-    async def _connect(self) -> Session:
-        with _translating_connect(self._where, is_known=self._has_connected):
             async with asyncio.timeout(CONNECT_WITHIN):
                 connection = await asyncpg.connect(
                     self._url,
@@ -267,8 +245,17 @@ class Connections:
                 except BaseException:
                     connection.terminate()
                     raise
-            self._has_connected = True
-            return connection
+        except Exception as error:
+            # Whatever goes wrong is about the address, the server, or the way there. Once it has worked, the address is
+            # not to blame: a certificate is being replaced, say.
+            refusal = StoreUnavailable(*_told(error, self._where))
+            if not self._has_connected and (isinstance(error, ValueError) or fault_of(error) is Fault.OURS):
+                problem = f"PostgreSQL{self._where} cannot be connected to: {_words(error)}"
+                refusal = Misaddressed(problem, CHECK_URL)
+            self._refusal = asyncio.get_running_loop().time(), refusal
+            raise refusal from error
+        self._has_connected, self._refusal = True, None
+        return connection
 
     @contextlib.contextmanager
     def in_use(self, connection: Session) -> Iterator[None]:
@@ -367,15 +354,12 @@ class Connections:
         raise AssertionError("the last try returns or raises")
 
 
-class _Use:
+class _Use(Struct):
     """One use of a session, from its first statement to its last answer."""
 
-    __slots__ = ("look_at", "looks", "since")
-
-    def __init__(self, since: float) -> None:
-        self.since = since
-        self.look_at = since + ASK_AFTER
-        self.looks = 0
+    since: float
+    look_at: float
+    looks: int = 0
 
 
 class Silence:
@@ -389,7 +373,8 @@ class Silence:
 
     def begin(self, connection: Session) -> None:
         loop = asyncio.get_running_loop()
-        self._uses[connection] = _Use(loop.time())
+        now = loop.time()
+        self._uses[connection] = _Use(now, now + ASK_AFTER)
         if self._timer is None:
             self._timer = loop.call_later(LOOK_EVERY, self._look)
 

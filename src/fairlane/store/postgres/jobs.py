@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import lru_cache
-from struct import Struct
+from struct import Struct as Layout
 from typing import Any
 from uuid import UUID
 
 import asyncpg
+from msgspec import Struct
 from msgspec.structs import replace
 
 from fairlane.clock import Instant
@@ -19,10 +21,9 @@ from fairlane.errors import DuplicateJob, InvalidJob
 from fairlane.job import NewJob, State, Until
 from fairlane.policy.keys import KEYS_REMEMBERED
 from fairlane.policy.unique import Admission, Conflict, Ended, Holder, OnReplayConflict, Readmission, admit, readmit
-from fairlane.store.postgres import rows
 from fairlane.store.postgres.caller_transactions import OwnJson
 from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, StoreClock
-from fairlane.store.rows import no_such_job
+from fairlane.store.rows import encode, no_such_job
 from fairlane.store.rows import record_of as record_of
 
 AT_ONCE = 5_000
@@ -46,7 +47,7 @@ async def insert(
 
     Returns what met a unique key that another job holds.
     """
-    tell = progress or _tell_nobody
+    tell = progress or (lambda _: None)
     is_unique = any(job.unique is not None for job in jobs)
     if not is_unique and len(jobs) <= AT_ONCE:
         await _store(connection, jobs, queues, now, is_callers=is_callers, is_repeated=is_repeated)
@@ -74,10 +75,6 @@ async def insert(
     if len(stored) < len(jobs):
         tell(len(jobs))  # those that were not stored have been decided on too
     return admission.conflicts
-
-
-def _tell_nobody(_: int) -> None:
-    pass
 
 
 async def _store(
@@ -134,8 +131,8 @@ def _columns(job: NewJob, queues: Mapping[str, int]) -> tuple[object, ...]:
         job.task,
         job.priority,
         job.lane,
-        None if job.lane_keys == {**job.keys, "task": job.task} else rows.encode(job.lane_keys),
-        rows.encode(job.keys),
+        None if job.lane_keys == {**job.keys, "task": job.task} else encode(job.lane_keys),
+        encode(job.keys),
         job.payload,
         job.max_attempts,
         job.delay,
@@ -144,7 +141,7 @@ def _columns(job: NewJob, queues: Mapping[str, int]) -> tuple[object, ...]:
 
 
 def _given(job: NewJob) -> str | None:
-    return None if job.given is None else rows.encode(job.given)
+    return None if job.given is None else encode(job.given)
 
 
 async def cancel(
@@ -174,18 +171,23 @@ async def foreseen(connection: Connection, jobs: Sequence[NewJob], now: Instant 
 
 async def take(connection: Connection, admission: Admission) -> None:
     """Write down who has the keys now."""
-    taken = [(key, job) for key, job in admission.taken.items() if job.unique is not None]
-    if not taken:
-        return
-    await connection.execute(
-        STATEMENTS["take_uniques"],
-        [key for key, _ in taken],
-        [job.id for _, job in taken],
-        [job.unique.digest for _, job in taken if job.unique],
-        [job.unique.until for _, job in taken if job.unique],
-        [job.unique.expires_at(admission.now) for _, job in taken if job.unique],
-        True,
-    )
+    taken = [
+        (key, job.id, unique.digest, unique.until, unique.expires_at(admission.now))
+        for key, job in admission.taken.items()
+        if (unique := job.unique) is not None
+    ]
+    await _take(connection, taken, is_first_time=True)
+
+
+async def take_back(connection: Connection, readmission: Readmission) -> None:
+    """Write down that jobs which are put back have their keys again."""
+    taken = [(key, each.job, each.digest, each.until, None) for key, each in readmission.taken.items()]
+    await _take(connection, taken, is_first_time=False)
+
+
+async def _take(connection: Connection, taken: Sequence[tuple[object, ...]], *, is_first_time: bool) -> None:
+    if taken:
+        await connection.execute(STATEMENTS["take_uniques"], *zip(*taken, strict=True), is_first_time)
 
 
 async def readmitted(
@@ -215,20 +217,6 @@ async def readmitted(
     return readmit(ended, holders, found[0]["now"], on_conflict, earlier)
 
 
-async def take_back(connection: Connection, readmission: Readmission) -> None:
-    """Write down that jobs which are put back have their keys again."""
-    taken = readmission.taken
-    await connection.execute(
-        STATEMENTS["take_uniques"],
-        list(taken),
-        [each.job for each in taken.values()],
-        [each.digest for each in taken.values()],
-        [each.until for each in taken.values()],
-        [None] * len(taken),
-        False,
-    )
-
-
 def _keys(jobs: Sequence[NewJob]) -> list[bytes]:
     return sorted({job.unique.id for job in jobs if job.unique is not None})
 
@@ -238,26 +226,8 @@ def _holder(row: Any) -> Holder:
     return Holder(row["job"], row["digest"], Until(row["until"]), row["expires_at"], state, row["has_started"])
 
 
-COLUMNS = (
-    "id",
-    "position",
-    "given_by",
-    "payload",
-    "enqueued_at",
-    "ready_at",
-    "state",
-    "due_at",
-    "on_dead",
-    "given",
-    "context",
-    "queue_id",
-    "priority",
-    "max_attempts",
-    "lane",
-    "task",
-    "keys",
-    "lane_keys",
-)
+COLUMNS = tuple(re.findall(r"\w+", STATEMENTS["copy_jobs"].partition("fairlane.jobs (")[2].partition(")")[0]))
+"""What is copied in, as the statement names it."""
 HEADER = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
 TRAILER = b"\xff\xff"
 NULL = b"\xff\xff\xff\xff"
@@ -268,41 +238,35 @@ ROWS_AT_ONCE = 250
 BYTES_AT_ONCE = 1 << 18
 """Rows, and bytes of payload, that are sent in one piece."""
 
-_start_of_row = Struct(">hi16siqii").pack
-_start_of_giving_row = Struct(">hi16siqiqi").pack
-_int16 = Struct(">ih").pack
-_int32 = Struct(">ii").pack
-_int64 = Struct(">iq").pack
-_length = Struct(">i").pack
+_start_of_row = Layout(">hi16siqii").pack
+_start_of_giving_row = Layout(">hi16siqiqi").pack
+_int16 = Layout(">ih").pack
+_int32 = Layout(">ii").pack
+_int64 = Layout(">iq").pack
+_length = Layout(">i").pack
 
 
-class _Bell:
+class _Bell(Struct, eq=False):
     """Jobs of a batch that are of one lane, and either ready or, where they bring numbers along, due later."""
 
-    __slots__ = ("count", "first", "given", "given_place", "job")
-
-    def __init__(self, job: NewJob, first: int) -> None:
-        self.job = job
-        self.first = first
-        """The place of the first of them in the batch, counted from 1."""
-        self.count = 0
-        self.given: dict[str, float] | None = None
-        """The numbers that the last of them brings along."""
-        self.given_place: int | None = None
+    job: NewJob
+    first: int
+    """The place of the first of them in the batch, counted from 1."""
+    count: int = 0
+    given: dict[str, float] | None = None
+    """The numbers that the last of them brings along."""
+    given_place: int | None = None
 
 
-class _Kind:
+class _Kind(Struct, eq=False):
     """Jobs of a batch that differ in their ids and payloads only."""
 
-    __slots__ = ("bell", "is_ready", "job", "rest")
-
-    def __init__(self, job: NewJob, bell: _Bell | None, *, is_ready: bool) -> None:
-        self.job = job
-        self.bell = bell
-        """None: they are due later, and bring no numbers."""
-        self.is_ready = is_ready
-        self.rest = b""
-        """What follows the payload in their rows."""
+    job: NewJob
+    bell: _Bell | None
+    """None: they are due later, and bring no numbers."""
+    is_ready: bool
+    rest: bytes = b""
+    """What follows the payload in their rows."""
 
 
 async def copy_in(
@@ -349,7 +313,7 @@ def _kinds_of(jobs: Sequence[NewJob], now: Instant | None) -> list[_Kind]:
             if is_ready or job.given is not None:
                 which = job.lane, is_ready
                 bell = bells.get(which) or bells.setdefault(which, _Bell(job, place))
-            kind = kinds[alike] = _Kind(job, bell, is_ready=is_ready)
+            kind = kinds[alike] = _Kind(job, bell, is_ready)
         if kind.bell is not None:
             kind.bell.count += kind.is_ready
             if job.given is not None:
@@ -375,10 +339,10 @@ def _rung(kinds: Sequence[_Kind], queues: Mapping[str, int]) -> list[list[Any]]:
         [queues[bell.job.queue] for bell in bells],
         [bell.job.lane for bell in bells],
         [bell.job.priority for bell in bells],
-        [rows.encode(bell.job.lane_keys) for bell in bells],
+        [encode(bell.job.lane_keys) for bell in bells],
         [bell.count for bell in bells],
         [bell.first for bell in bells],
-        [None if bell.given is None else rows.encode(bell.given) for bell in bells],
+        [None if bell.given is None else encode(bell.given) for bell in bells],
         list(wanted),
         list(wanted.values()),
         [bell.given_place for bell in bells],
@@ -395,7 +359,7 @@ def _rest_of_row(job: NewJob, queue: int, now: Instant, *, is_ready: bool) -> by
             _int16(2, READY if is_ready else SCHEDULED),
             NULL if is_ready else _int64(8, due_at),
             _bytes(job.on_dead),
-            _text(None if job.given is None else rows.encode(job.given)),
+            _text(None if job.given is None else encode(job.given)),
             _text(job.context),
             _int32(4, queue),
             _int16(2, job.priority),
@@ -411,8 +375,8 @@ def _lane_of_row(
 ) -> bytes:
     told = dict(lane_keys)
     is_usual = told == {**dict(keys), "task": task}
-    told_apart = None if is_usual else JSONB + rows.encode(told).encode()
-    return _bytes(lane) + _text(task) + _bytes(JSONB + rows.encode(dict(keys)).encode()) + _bytes(told_apart)
+    told_apart = None if is_usual else JSONB + encode(told).encode()
+    return _bytes(lane) + _text(task) + _bytes(JSONB + encode(dict(keys)).encode()) + _bytes(told_apart)
 
 
 def _bytes(value: bytes | None) -> bytes:
@@ -424,17 +388,9 @@ def _text(value: str | None) -> bytes:
 
 
 async def _stream(jobs: Sequence[NewJob], positions: Sequence[int], kinds: Sequence[_Kind]) -> AsyncIterator[bytes]:
-    yield HEADER
-    for piece in _rows_of(jobs, positions, kinds):
-        yield piece
-        await asyncio.sleep(0)
-    yield TRAILER
-
-
-def _rows_of(jobs: Sequence[NewJob], positions: Sequence[int], kinds: Sequence[_Kind]) -> Iterator[bytes]:
     """The rows in pieces: while the server stores one, the next is written, and others get a turn."""
     columns, size = len(COLUMNS), 0
-    written: list[bytes] = []
+    written = [HEADER]
     for job, position, kind in zip(jobs, positions, kinds, strict=True):
         payload = job.payload
         if job.given is None:
@@ -445,9 +401,9 @@ def _rows_of(jobs: Sequence[NewJob], positions: Sequence[int], kinds: Sequence[_
         size += len(payload)
         if size >= BYTES_AT_ONCE or len(written) >= 3 * ROWS_AT_ONCE:
             yield b"".join(written)
+            await asyncio.sleep(0)
             written, size = [], 0
-    if written:
-        yield b"".join(written)
+    yield b"".join((*written, TRAILER))
 
 
 STATEMENTS_AT_ONCE = 2
@@ -505,45 +461,29 @@ class Gathering:
                 size += len(job.payload)
         return taken
 
-    async def _write(self, together: Sequence[tuple[NewJob, Waiter]]) -> None:
+    async def _write(self, together: Sequence[tuple[NewJob, Waiter]], *, was_tried: bool = False) -> None:
         """Store these jobs, in one transaction if nothing speaks against any of them, and tell their producers."""
-        was_tried = False
+        batch = [job for job, _ in together]
 
         async def attempt(connection: Connection, is_repeated: bool) -> None:
             nonlocal was_tried
-            was_tried = is_repeated
-            await self._insert(connection, [job for job, _ in together], is_repeated=is_repeated)
+            was_tried = was_tried or is_repeated
+            now = self._clock.parameter()
+            await insert(connection, batch, self._queues, now, is_callers=False, is_repeated=was_tried)
 
         try:
             await self._connections.again(attempt)
-        except (DuplicateJob, InvalidJob) as error:
-            if len(together) == 1:
-                _tell(together[0][1], error)
-                return
-            # The fault of one of them. Whether an earlier try of all has committed, each can tell for itself.
-            for job, waiter in together:
-                await self._write_alone(job, waiter, was_tried=was_tried)
         except Exception as error:
-            for _, waiter in together:
-                _tell(waiter, error)
+            if len(together) > 1 and isinstance(error, DuplicateJob | InvalidJob):
+                # The fault of one of them. Whether an earlier try of all has committed, each can tell for itself.
+                for each in together:
+                    await self._write([each], was_tried=was_tried)
+            else:
+                for _, waiter in together:
+                    _tell(waiter, error)
         else:
             for _, waiter in together:
                 _tell(waiter)
-
-    async def _write_alone(self, job: NewJob, waiter: Waiter, *, was_tried: bool) -> None:
-        async def attempt(connection: Connection, is_repeated: bool) -> None:
-            await self._insert(connection, [job], is_repeated=was_tried or is_repeated)
-
-        try:
-            await self._connections.again(attempt)
-        except Exception as error:
-            _tell(waiter, error)
-        else:
-            _tell(waiter)
-
-    async def _insert(self, connection: Connection, batch: Sequence[NewJob], *, is_repeated: bool) -> None:
-        now = self._clock.parameter()
-        await insert(connection, batch, self._queues, now, is_callers=False, is_repeated=is_repeated)
 
 
 def _tell(waiter: Waiter, error: Exception | None = None) -> None:

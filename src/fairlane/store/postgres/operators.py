@@ -164,11 +164,11 @@ async def _store(scheduling: Scheduling, policy: Policy, amendment: Amendment, n
     """Store overrides, and let whoever may start now look: where that may be every lane, the board is made anew."""
     connection, queue = scheduling.connection, scheduling.queue
     changed = policy.overridden(amendment.overrides)
-    loaded = await scheduling.fold_all() if amendment.rebuilds else await scheduling.load(0)
+    loaded = await scheduling.fold_all() if amendment.rebuilds else await scheduling.load()
     await scheduling.to_tables(loaded)
     if amendment.rebuilds:
         board, kept = await scheduling.select_all(), await scheduling.kept_places(policy)
-        await scheduling.replace(rebuild(changed, now, loaded.opened.state, *board, kept), now)
+        await scheduling.replace(rebuild(changed, now, loaded.state, *board, kept), now)
     before, after = amendment.before, amendment.after
     await connection.execute(STATEMENTS["delete_overrides"], queue.id, [each.id for each in before])
     documents = [msgspec.json.encode(each).decode() for each in after]

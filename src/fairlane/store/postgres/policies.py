@@ -127,7 +127,7 @@ async def _put_in_force(
     for name, bound in shared_tokens(found.policy, policy).items():
         spent = await scheduling.sharing.gates_of(bound.limit.name or "")
         gates += tokens_of_its_own(policy.queue, name, spent)
-    rebuilt = rebuild(policy, loaded.now, loaded.opened.state, flows, lanes, gates, kept)
+    rebuilt = rebuild(policy, loaded.now, loaded.state, flows, lanes, gates, kept)
     await scheduling.replace(rebuilt, loaded.now)
     await shared_limits.take_over(scheduling.sharing, connection, policy, loaded.now)
     await scheduling.sharing.put_tokens(tokens)

@@ -223,7 +223,7 @@ cross join taken
 cross join woken
 
 -- name: copy_jobs
--- The rows themselves, where the caller's driver takes a statement for it: the columns of `copying.COLUMNS`, as they are.
+-- The rows themselves, in the form of `jobs.copy_in`, where the caller's driver takes a statement for it.
 copy fairlane.jobs (id, position, given_by, payload, enqueued_at, ready_at, state, due_at, on_dead, given, context, queue_id, priority,
     max_attempts, lane, task, keys, lane_keys)
 from stdin (format binary)

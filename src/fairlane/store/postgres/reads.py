@@ -36,11 +36,12 @@ from fairlane.store.health import (
     TableHealth,
     standstills_in,
 )
-from fairlane.store.postgres import jobs, rows, upkeep
+from fairlane.store.postgres import jobs, upkeep
 from fairlane.store.postgres.claim_lock import QueueHandle, Scheduling
 from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import CONFLICTS, STATEMENTS, Connection, Connections, StoreClock
 from fairlane.store.postgres.procedures import perform
+from fairlane.store.postgres.settlements import storable
 from fairlane.store.procedures import Query
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.rows import decode_keys, no_such_job
@@ -78,7 +79,7 @@ async def _answer(connection: Connection, asked: Question) -> Any:
             return await (await _scheduling(connection, queue if ask.is_of_board else None)).ask(ask)
         case questions.Peek(queue, limit):
             scheduling = await _scheduling(connection, queue)
-            loaded = await scheduling.load(0)
+            loaded = await scheduling.load()
             return Peeked(loaded.policy, loaded.board, loaded.arrivals, await scheduling.forced(limit))
         case questions.Records(refs):
             return [jobs.record_of(row) for row in await connection.fetch(STATEMENTS["select_jobs_at"], refs)]
@@ -147,7 +148,7 @@ class Stats(StatsKeeper):
         if report is None:
             await self._ask(lambda connection: connection.execute(STATEMENTS["delete_worker"], worker.id))
         else:
-            said = rows.storable(stats_rows.encode(report))
+            said = storable(stats_rows.encode(report))
             await self._ask(lambda connection: connection.execute(STATEMENTS["put_worker"], now, worker.id, said, DAY))
 
     async def health(self, *, brief: bool = False) -> Health:
@@ -226,7 +227,7 @@ async def _kept(connection: Connection, queue: int, lane: bytes | None) -> list[
 async def waiting_lanes(connection: Connection, handle: QueueHandle) -> list[LaneRow]:
     """Every lane with ready jobs, as far as claims have seen."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        board = (await Scheduling(connection, handle, None).load(0)).board
+        board = (await Scheduling(connection, handle, None).load()).board
         found = await connection.fetch(STATEMENTS["select_waiting_lanes"], handle.id)
     rows_of_tables = [
         LaneRow(lane, b"", priority, decode_keys(keys), ready, 0, 0, 0, 0, None, 0.0)
@@ -237,10 +238,10 @@ async def waiting_lanes(connection: Connection, handle: QueueHandle) -> list[Lan
 
 async def _peek(scheduling: Scheduling, lanes: Sequence[bytes]) -> tuple[ResidentBoard, Snapshot]:
     """What a claim would start from; what has happened stays where it is."""
-    loaded = await scheduling.load(0)
-    board, opened, policy = loaded.board, loaded.opened, loaded.policy
+    loaded = await scheduling.load()
+    board, policy = loaded.board, loaded.policy
     forced = await scheduling.forced(NEXT_UP)
-    events = Events(opened.now, opened.state, opened.arrivals, opened.releases, forced, opened.policy_since)
+    events = Events(loaded.now, loaded.state, loaded.arrivals, loaded.releases, forced, loaded.policy_since)
     policy = policy.without(loaded.expired)
     if policy.shared_limits:
         policy, events = await scheduling.sharing.look(policy, events)
@@ -305,8 +306,8 @@ async def find_standstills(
     found: list[Standstill] = []
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         for queue in queues:
-            loaded = await Scheduling(connection, queue, None).load(0)
-            changed, state = loaded.board.changed, loaded.opened.state
+            loaded = await Scheduling(connection, queue, None).load()
+            changed, state = loaded.board.changed, loaded.state
             stored = await connection.fetch(
                 STATEMENTS["select_standstills"], [queue.name], before, limit, list(changed[0]), list(changed[2])
             )

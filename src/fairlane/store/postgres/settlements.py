@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from uuid import UUID, uuid4
 
 import msgspec
 
 from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob, StoreUnavailable, UnknownQueue
-from fairlane.job import Claim, NewJob, StampedEffects, State
+from fairlane.job import Claim, StampedEffects, State
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement, abandoned_by
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.faults import Fault
 from fairlane.store.postgres import jobs
-from fairlane.store.postgres.claim_lock import Carriage, Done
 from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, StoreClock, fault_of
-from fairlane.store.postgres.rows import storable
 from fairlane.store.protocol import Landings, Reaped
 from fairlane.store.rows import dying, not_taken, refused, tell_of_conflicts
 
 LEASES_AT_MOST = 100
 """Leases that one reaping looks at."""
+
+
+def storable(text: str | None) -> str | None:
+    """A text as PostgreSQL can keep it: whatever a handler raised, its job must be settled."""
+    if text is None:
+        return None
+    return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
 
 
 class TakenOver(Exception):
@@ -89,52 +96,73 @@ class Settler:
             if await _settle(connection, now, [each], [], is_reaper=False):
                 lost.append(each.job)
             elif each.effects:
-                landed[each.job] = await self._land(connection, each.effects, now)
+                queues = await self._queues_of(each.effects)
+                landed[each.job] = await _land(connection, each.effects, queues, now, is_callers=True)
         await connection.execute(STATEMENTS["tell_all_if_blind"])
         return lost
 
-    async def _land(self, connection: Connection, effects: StampedEffects, now: int | None) -> dict[UUID, Conflict]:
-        queues = {job.queue: await self._queue_number(job.queue) for job in effects.jobs}
-        return await _land(connection, effects, queues, now, is_callers=True)
+    async def _queues_of(self, effects: StampedEffects | None) -> dict[str, int]:
+        """The numbers of the queues to which follow-ups go."""
+        names = {job.queue for job in effects.jobs} if effects else set()
+        return {name: await self._queue_number(name) for name in names}
 
-    async def _with_on_dead(self, settlements: Sequence[Settlement]) -> Sequence[Settlement]:
+    async def _with_on_dead(
+        self, settlements: Sequence[Settlement], connection: Connection | None = None
+    ) -> Sequence[Settlement]:
         """The same, and each death with what its job has declared for it."""
         deaths = [each.job for each in settlements if each.is_death]
         if not deaths:
             return settlements
-        found = await self._connections.again(lambda connection, _: _on_dead(connection, deaths))
-        return [self._dying(each, found) for each in settlements] if found else settlements
-
-    def _dying(self, settlement: Settlement, on_dead: Mapping[UUID, bytes]) -> Settlement:
-        if not settlement.is_death or settlement.job not in on_dead:
-            return settlement
-        return dying(settlement, on_dead[settlement.job], self._clock.estimate())
+        statement = STATEMENTS["select_on_dead"]
+        if connection is None:
+            rows = await self._connections.again(lambda connection, _: connection.fetch(statement, deaths))
+        else:
+            rows = await connection.fetch(statement, deaths)
+        on_dead, now = dict(rows), self._clock.estimate()
+        return [
+            dying(each, on_dead[each.job], now) if each.is_death and each.job in on_dead else each
+            for each in settlements
+        ]
 
     def _emptied(self, settlements: Sequence[Settlement]) -> list[UUID]:
         """The leases that hold nothing more after these."""
-        ended = _by_lease(settlements)
+        ended: defaultdict[UUID, set[UUID]] = defaultdict(set)
+        for each in settlements:
+            ended[each.lease].add(each.job)
         return [lease for lease, those in ended.items() if lease in self._held and self._held[lease] <= those]
 
     def _forget(self, settlements: Sequence[Settlement], emptied: Iterable[UUID]) -> None:
-        for lease, those in _by_lease(settlements).items():
-            if lease in self._held:
-                self._held[lease] -= those
+        for each in settlements:
+            if (held := self._held.get(each.lease)) is not None:
+                held.discard(each.job)
         self.gone(emptied)
 
     async def _settle_plain(self, settlements: Sequence[Settlement], was_tried: bool) -> list[UUID]:
         if not settlements:
             return []
         emptied = self._emptied(settlements)
+        are_done = all(each.to is State.DONE and each.lag is None for each in settlements)
         lost = None
-        if not was_tried and _are_done(settlements):
+        if are_done and not was_tried:
             try:
                 lost = await self._carriage.settle(self._done(settlements, emptied))
             except StoreUnavailable:
                 was_tried = True
+
+        async def attempt(connection: Connection, is_repeated: bool) -> list[UUID]:
+            gone: list[UUID]
+            if are_done:
+                done = self._done(settlements, emptied)
+                given = (done.now, done.settlements, done.emptied)
+                gone = await connection.fetchval(STATEMENTS["settle_done"], *given)
+            else:
+                gone = await _settle(connection, self._clock.parameter(), settlements, emptied, is_reaper=False)
+            if gone and (is_repeated or was_tried):
+                return await self._truly_lost(connection, settlements, gone)
+            return gone
+
         if lost is None:
-            lost = await self._connections.again(
-                lambda connection, is_repeated: self._try(connection, settlements, emptied, is_repeated or was_tried)
-            )
+            lost = await self._connections.again(attempt)
         self._forget(settlements, emptied)
         return lost
 
@@ -151,61 +179,33 @@ class Settler:
         was_tried: bool = False,
         is_reaper: bool = False,
     ) -> list[UUID]:
+        """One settlement and its effects, all or nothing."""
         queues: dict[str, int] = {}
         try:
-            for job in settlement.effects.jobs if settlement.effects else ():
-                queues[job.queue] = await self._queue_number(job.queue)
+            queues = await self._queues_of(settlement.effects)
         except UnknownQueue as error:
             if not settlement.is_death:
                 raise
             settlement = refused(settlement, error)
-        return await self._connections.again(
-            lambda connection, is_repeated: self._try_with_effects(
-                connection,
-                settlement,
-                queues,
-                emptied,
-                landed,
-                is_repeated=is_repeated or was_tried,
-                is_reaper=is_reaper,
-            )
-        )
 
-    async def _try_with_effects(
-        self,
-        connection: Connection,
-        settlement: Settlement,
-        queues: Mapping[str, int],
-        emptied: list[UUID],
-        landed: Landings,
-        *,
-        is_repeated: bool,
-        is_reaper: bool,
-    ) -> list[UUID]:
-        """One settlement and its effects, all or nothing."""
-        now = self._clock.parameter()
-        async with connection.transaction():
-            if is_reaper and not await connection.fetchval(STATEMENTS["lock_expired_lease"], now, settlement.lease):
-                raise TakenOver
-            lost = await _settle(connection, now, [settlement], emptied, is_reaper=is_reaper)
-            if lost:
-                # If an earlier try committed, it did so with the effects.
-                return await self._truly_lost(connection, [settlement], lost) if is_repeated else lost
-            if settlement.is_death:
-                await _land_at_death(connection, settlement, queues, now)
-            elif settlement.effects:
-                # Told also if the answer to the commit is not heard: whoever tries again then finds this landing.
-                landed[settlement.job] = await _land(connection, settlement.effects, queues, now, is_callers=False)
-        return []
+        async def attempt(connection: Connection, is_repeated: bool) -> list[UUID]:
+            now = self._clock.parameter()
+            async with connection.transaction():
+                if is_reaper and not await connection.fetchval(STATEMENTS["lock_expired_lease"], now, settlement.lease):
+                    raise TakenOver
+                lost = await _settle(connection, now, [settlement], emptied, is_reaper=is_reaper)
+                if lost and (is_repeated or was_tried):
+                    # If an earlier try committed, it did so with the effects.
+                    return await self._truly_lost(connection, [settlement], lost)
+                if not lost and settlement.is_death:
+                    await _land_at_death(connection, settlement, queues, now)
+                elif not lost and settlement.effects:
+                    # Told also if the answer to the commit is not heard: whoever tries again then finds this landing.
+                    effects = settlement.effects
+                    landed[settlement.job] = await _land(connection, effects, queues, now, is_callers=False)
+                return lost
 
-    async def _try(
-        self, connection: Connection, settlements: Sequence[Settlement], emptied: list[UUID], is_repeated: bool
-    ) -> list[UUID]:
-        if _are_done(settlements):
-            lost = await _settle_done(connection, self._done(settlements, emptied))
-        else:
-            lost = await _settle(connection, self._clock.parameter(), settlements, emptied, is_reaper=False)
-        return await self._truly_lost(connection, settlements, lost) if lost and is_repeated else lost
+        return await self._connections.again(attempt)
 
     async def _truly_lost(
         self, connection: Connection, settlements: Sequence[Settlement], lost: list[UUID]
@@ -256,13 +256,17 @@ class Settler:
             settlements: list[Settlement] = []
             inherited: list[list[Settlement]] = []
             tasks: dict[UUID, str] = {}
-            for lease in await _contended(connection, renewed_at) if renewed_at else ():
-                # Found again later. Were we to wait, so would all that other leases hold.
-                del renewed_at[lease]
+            if renewed_at:
+                free = {row["id"] for row in await connection.fetch(STATEMENTS["lock_abandoned"], list(renewed_at))}
+                for row in await connection.fetch(STATEMENTS["select_abandoned"], list(renewed_at)):
+                    if row["id"] not in free:
+                        # Somebody else is about to end it: the lease is found again later. Were we to wait, so would
+                        # all that other leases hold.
+                        renewed_at.pop(row["lease"], None)
             if renewed_at:
                 dying: dict[UUID, list[Settlement]] = {}
-                decided, tasks = await self._decided(connection, renewed_at)
-                for each in decided:
+                decided, tasks = await _decided(connection, renewed_at)
+                for each in await self._with_on_dead(decided, connection):
                     if each.effects:
                         dying.setdefault(each.lease, []).append(each)
                     else:
@@ -272,20 +276,16 @@ class Settler:
                 settlements = [each for each in settlements if each.job not in lost]
             return Reaped(settlements, await connection.fetchval(STATEMENTS["next_lease_end"]), tasks), inherited
 
-    async def _decided(
-        self, connection: Connection, renewed_at: Mapping[UUID, int]
-    ) -> tuple[list[Settlement], dict[UUID, str]]:
-        """How the claims end that still stand under these leases, and the task of each job."""
-        settlements, tasks = [], {}
-        for row in await connection.fetch(STATEMENTS["select_abandoned"], list(renewed_at)):
-            *of_claim, worker = row
-            claim = _abandoned(of_claim)
-            ran = max(0, renewed_at[claim.lease] - claim.claimed_at)
-            settlements.append(decide(claim, abandoned_by(worker), ran))
-            tasks[claim.id] = claim.task
-        deaths = [each.job for each in settlements if each.is_death]
-        on_dead = await _on_dead(connection, deaths) if deaths else {}
-        return [self._dying(each, on_dead) for each in settlements], tasks
+
+async def _decided(connection: Connection, renewed_at: Mapping[UUID, int]) -> tuple[list[Settlement], dict[UUID, str]]:
+    """How the claims end that still stand under these leases, and the task of each job."""
+    settlements, tasks = [], {}
+    for *of_claim, worker in await connection.fetch(STATEMENTS["select_abandoned"], list(renewed_at)):
+        claim = _abandoned(of_claim)
+        ran = max(0, renewed_at[claim.lease] - claim.claimed_at)
+        settlements.append(decide(claim, abandoned_by(worker), ran))
+        tasks[claim.id] = claim.task
+    return settlements, tasks
 
 
 async def claims_beside(connection: Connection, worker: UUID, leases: Collection[UUID]) -> list[Claim]:
@@ -295,18 +295,6 @@ async def claims_beside(connection: Connection, worker: UUID, leases: Collection
         return []
     rows = await connection.fetch(STATEMENTS["select_abandoned"], [lease for (lease,) in found])
     return [_abandoned(of_claim) for *of_claim, _ in rows]
-
-
-async def _contended(connection: Connection, leases: Iterable[UUID]) -> set[UUID]:
-    """Of these leases, those with a claim that somebody else is about to end. The claims of the others are locked."""
-    free = {row["id"] for row in await connection.fetch(STATEMENTS["lock_abandoned"], list(leases))}
-    standing = await connection.fetch(STATEMENTS["select_abandoned"], list(leases))
-    return {row["lease"] for row in standing if row["id"] not in free}
-
-
-async def _on_dead(connection: Connection, deaths: Sequence[UUID]) -> dict[UUID, bytes]:
-    """What these jobs have declared for their death."""
-    return dict(await connection.fetch(STATEMENTS["select_on_dead"], deaths))
 
 
 async def _inherit(connection: Connection, lease: UUID, settlements: Sequence[Settlement]) -> list[Settlement]:
@@ -335,7 +323,16 @@ async def _land_at_death(
         return
     try:
         async with connection.transaction():
-            await _enqueue_what_can_be(connection, settlement, settlement.effects.jobs, queues, now)
+            follow_ups = settlement.effects.jobs
+            while follow_ups:
+                try:
+                    async with connection.transaction():
+                        conflicts = await jobs.insert(connection, follow_ups, queues, now, is_callers=False)
+                except DuplicateJob as error:
+                    follow_ups = not_taken(settlement, follow_ups, error.job)
+                else:
+                    tell_of_conflicts(settlement, follow_ups, conflicts)
+                    break
             await write(connection, settlement.effects.puts, settlement.effects.deletes)
     except Exception as error:
         if fault_of(error, connection) not in (None, Fault.OURS):
@@ -343,45 +340,10 @@ async def _land_at_death(
         await connection.execute(STATEMENTS["note_error"], settlement.job, storable(refused(settlement, error).error))
 
 
-async def _enqueue_what_can_be(
-    connection: Connection,
-    settlement: Settlement,
-    follow_ups: tuple[NewJob, ...],
-    queues: Mapping[str, int],
-    now: int | None,
-) -> None:
-    """Store follow-ups, except for those that are there already."""
-    while follow_ups:
-        try:
-            async with connection.transaction():
-                conflicts = await jobs.insert(connection, follow_ups, queues, now, is_callers=False)
-        except DuplicateJob as error:
-            follow_ups = not_taken(settlement, follow_ups, error.job)
-        else:
-            tell_of_conflicts(settlement, follow_ups, conflicts)
-            return
-
-
-def _by_lease(settlements: Sequence[Settlement]) -> dict[UUID, set[UUID]]:
-    ended: dict[UUID, set[UUID]] = {}
-    for each in settlements:
-        ended.setdefault(each.lease, set()).add(each.job)
-    return ended
-
-
 def _abandoned(row: Sequence[object]) -> Claim:
     job, lease, task, attempt, most, suspicion, claimed_at = row
     # Only what the decision looks at; the payload stays where it is.
     return Claim(job, lease, "", task, 0, {}, b"", attempt, most, claimed_at, claimed_at, False, suspicion)  # type: ignore[arg-type]
-
-
-def _are_done(settlements: Sequence[Settlement]) -> bool:
-    return all(each.to is State.DONE and each.lag is None for each in settlements)
-
-
-async def _settle_done(connection: Connection, done: Done) -> list[UUID]:
-    lost: list[UUID] = await connection.fetchval(STATEMENTS["settle_done"], done.now, done.settlements, done.emptied)
-    return lost
 
 
 async def _settle(
@@ -434,3 +396,82 @@ async def write(connection: Connection, puts: Mapping[str, bytes], deletes: Iter
     changes: dict[str, bytes | None] = {**dict.fromkeys(deletes), **puts}
     if changes:
         await connection.execute(STATEMENTS["write_values"], list(changes), list(changes.values()))
+
+
+class Done(msgspec.Struct, frozen=True):
+    """Claims whose jobs are done, as `fairlane.settle_done` takes them."""
+
+    now: int | None
+    settlements: Sequence[tuple[UUID, UUID, int, bytes | None]]
+    emptied: list[UUID]
+
+
+class Passenger:
+    """Settlements on their way with a claim."""
+
+    __slots__ = ("_answer", "done")
+
+    def __init__(self, done: Done) -> None:
+        self.done = done
+        self._answer: asyncio.Future[list[UUID] | None] = asyncio.get_running_loop().create_future()
+
+    def arrived(self, lost: list[UUID] | None) -> None:
+        """They are settled, but for those whose claim was lost; `None`: nobody knows. Only the first word counts."""
+        if not self._answer.done():
+            self._answer.set_result(lost)
+
+    async def answer(self) -> list[UUID]:
+        lost = await self._answer
+        if lost is None:
+            raise StoreUnavailable("the claim that was to settle these jobs as well was broken off")
+        return lost
+
+
+class Carriage:
+    """Brings the settlements of a process to its next claim."""
+
+    def __init__(self) -> None:
+        self.is_in_service = False
+        """The last claim asked in public, so that the next one can take settlements along."""
+        self.may_wait = False
+        """No limit waits for what is settled: it may stay until the claim that is under way has ended."""
+        self._waiting: Passenger | None = None
+        self._is_under_way = False
+        self._ended = asyncio.Event()
+
+    def depart(self) -> None:
+        """A claim begins."""
+        self._is_under_way = True
+
+    @contextlib.contextmanager
+    def boarded(self) -> Iterator[Passenger | None]:
+        """What this claim takes along. If the block is left by an error, nobody knows what became of it."""
+        passenger, self._waiting = self._waiting, None
+        try:
+            yield passenger
+        finally:
+            if passenger is not None:
+                passenger.arrived(None)
+
+    def arrive(self) -> None:
+        """A claim has ended, and the next may follow in the same turn of the loop."""
+        self._is_under_way = False
+        self._ended.set()
+        self._ended.clear()
+
+    async def settle(self, done: Done) -> list[UUID] | None:
+        """Have these settled by the next claim: what was lost. `None`: there is no such claim, and nothing was done.
+
+        `StoreUnavailable`: a claim took them along, and it is not known whether they are settled.
+        """
+        if not self.is_in_service or self._waiting is not None or (self._is_under_way and not self.may_wait):
+            return None
+        passenger = self._waiting = Passenger(done)
+        try:
+            # Whoever has freed slots asks for jobs in the same turn as it settles.
+            await (self._ended.wait() if self._is_under_way else asyncio.sleep(0))
+        finally:
+            is_left = self._waiting is passenger
+            if is_left:
+                self._waiting = None
+        return None if is_left else await passenger.answer()

@@ -15,11 +15,12 @@ from fairlane.scheduler.board import rings_for_all
 from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
 from fairlane.scheduler.resident import Events
 from fairlane.scheduler.snapshot import Contender, Plan, Ring, SharedGateRow, SharedRelease, Start
-from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS, Connection
 from fairlane.store.protocol import RELEASES_AT_MOST
-from fairlane.store.rows import decode_keys, decode_limit, encode_limit
+from fairlane.store.rows import decode_keys, decode_limit, encode, encode_limit
 
+Place = tuple[int, int]
+"""A row's `ctid`: block and line."""
 MOST_RESOLVED = 1_000
 """Policies that are kept with their shared limits."""
 
@@ -32,11 +33,11 @@ class Sharing:
     def __init__(self, connection: Connection, queue: int) -> None:
         self._connection = connection
         self._queue = queue
-        self._states: list[tuple[rows.Place, str]] = []
+        self._states: list[tuple[Place, str]] = []
         self._numbers: dict[str, int] = {}
         self._limits: dict[bytes, int] = {}
         """By gate, the number of its limit: what a job that has passed it is to remember."""
-        self._places: dict[bytes, rows.Place] = {}
+        self._places: dict[bytes, Place] = {}
         self._is_drained = False
 
     async def load(self, policy: Policy, events: Events, now: Instant | None) -> tuple[Policy, Events]:
@@ -154,11 +155,11 @@ class Sharing:
         """Store these gates, and ring."""
         changed, new = [], []
         for row in gates:
-            waiting = rows.encode(row.contenders)
+            waiting = encode(row.contenders)
             if (place := self._places.get(row.id)) is not None:
                 changed.append((place, row.in_flight, row.tat, waiting, row.memo, row.value))
             else:
-                number, key = self._numbers[row.limit], rows.encode(row.key)
+                number, key = self._numbers[row.limit], encode(row.key)
                 new.append((number, row.id, row.limit, key, row.in_flight, row.tat, waiting, row.memo, row.value, 0, 0))
         states, self._states = self._states, []
         await self._connection.execute(

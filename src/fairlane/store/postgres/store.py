@@ -27,7 +27,7 @@ from fairlane.store.audit import Note
 from fairlane.store.boards import QueueTime
 from fairlane.store.health import Traces
 from fairlane.store.operators import CANCEL, Handled
-from fairlane.store.postgres import claims, jobs, operators, policies, reads, upkeep
+from fairlane.store.postgres import jobs, operators, policies, reads, upkeep
 from fairlane.store.postgres.caller_transactions import OwnJson, borrowed, check_types, reads_own_json, speaking
 from fairlane.store.postgres.claim_lock import QueueHandle, Scheduling
 from fairlane.store.postgres.claims import Asked, Claimer
@@ -42,8 +42,7 @@ from fairlane.store.postgres.jobs import Gathering
 from fairlane.store.postgres.procedures import Driver, perform
 from fairlane.store.postgres.reads import Stats
 from fairlane.store.postgres.results import ResultListener
-from fairlane.store.postgres.rows import claim_of, storable
-from fairlane.store.postgres.settlements import Settler, claims_beside
+from fairlane.store.postgres.settlements import Settler, claims_beside, storable
 from fairlane.store.postgres.wakeups import PostgresListener
 from fairlane.store.procedures import Procedure, Terms, Work, look, query
 from fairlane.store.protocol import (
@@ -65,7 +64,7 @@ from fairlane.store.protocol import (
     WorkerIdentity,
 )
 from fairlane.store.results import forever
-from fairlane.store.rows import Declared, decode_keys
+from fairlane.store.rows import Declared, claim_of, decode_keys
 from fairlane.store.scripts import Schema
 
 T = TypeVar("T")
@@ -194,7 +193,7 @@ class PostgresStore(Stats, Store):
         found = await self.policy(queue)
         assert found is not None
         async with self._claimer.locked(handle, durable=False) as scheduling:
-            await scheduling.checkpoint(await scheduling.load(0))
+            await scheduling.checkpoint(await scheduling.load())
             return await policies.select_gates_of_strays(scheduling.connection, handle.id, found.policy, was)
 
     async def amend(
@@ -298,9 +297,7 @@ class PostgresStore(Stats, Store):
         if not isinstance(listener, PostgresListener):
             raise ConfigurationError(f"listener={type(listener).__name__} is not of this store; take it from listen()")
         handle = await self._claimer.queue(queue)
-        if want <= 0:
-            return await claims.stop_looking(self._claimer, handle, worker, listener)
-        return await claims.look_at(self._claimer, handle, want, worker, listener)
+        return await self._claimer.look(handle, want, worker, listener)
 
     async def settle(
         self,
@@ -434,7 +431,7 @@ class PostgresStore(Stats, Store):
 
         async def look(connection: Connection) -> Traces:
             async with connection.transaction(isolation="repeatable_read", readonly=True):
-                board = (await Scheduling(connection, handle, self._clock.parameter()).load(0)).board
+                board = (await Scheduling(connection, handle, self._clock.parameter()).load()).board
                 row = await connection.fetchrow(STATEMENTS["select_traces"], handle.id, flows, gates)
             assert row is not None
             known = {each for each in (*flows, *gates) if each in board.flows or each in board.gates}

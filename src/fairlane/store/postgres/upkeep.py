@@ -83,7 +83,7 @@ async def collect(scheduling: Scheduling, walk: Walk, now: Instant | None, limit
     """Walk a stretch of the lanes, the flows and the gates, and remove what is idle."""
     connection, queue = scheduling.connection, scheduling.queue.id
     *own, shared_from = walk.reached.get(queue, (b"", b"", b"", b""))
-    loaded = await scheduling.load(0)
+    loaded = await scheduling.load()
     await scheduling.checkpoint(loaded)
     row = await connection.fetchrow(STATEMENTS["collect_idle"], queue, *own, limit, now, VALUES_LAST)
     assert row is not None
@@ -113,7 +113,7 @@ async def count(
     """Look at a stretch of a queue's gates; where the next one begins. In a transaction with one snapshot."""
     connection, queue = scheduling.connection, scheduling.queue.id
     own = await connection.fetch(STATEMENTS["walk_gates"], queue, reached[0], limit)
-    board = (await scheduling.load(0)).board
+    board = (await scheduling.load()).board
     gates = board.over(Delta(gates=[_gate(row) for row in own])).gates
     found = await _own(scheduling, board, policy, gates)
     shared: list[Any] = []
@@ -128,7 +128,7 @@ async def at_gates(scheduling: Scheduling, policy: Policy, gates: Sequence[bytes
     """The same for these gates, a queue's own and shared ones; nothing, where more jobs run than may be looked at."""
     if not gates or await scheduling.connection.fetchval(STATEMENTS["count_held"]) > most:
         return []
-    board = (await scheduling.load(0)).board
+    board = (await scheduling.load()).board
     own = (await scheduling.answer(board.find(gates=gates))).gates
     shared = await scheduling.sharing.select(gates) if policy.shared_limits else []
     found = await _own(scheduling, board, policy, own) if own else []
@@ -147,7 +147,7 @@ async def recount(scheduling: Scheduling) -> list[Miscount]:
         await scheduling.to_tables(loaded)
         flows, lanes, gates = await scheduling.select_all()
         kept = await scheduling.kept_places(policy)
-        rebuilt = rebuild(policy, now, loaded.opened.state, flows, corrected(lanes, holds), gates, kept)
+        rebuilt = rebuild(policy, now, loaded.state, flows, corrected(lanes, holds), gates, kept)
         await scheduling.replace(rebuilt, now)
     if policy.shared_limits:
         rows_of_limits = await connection.fetch(STATEMENTS["walk_shared_gates"], scheduling.queue.id, b"", ALL)

@@ -17,13 +17,17 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from uuid import UUID
+
+import msgspec
 
 from fairlane.clock import Instant
 from fairlane.errors import StoreUnavailable
 from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, Session, StoreClock, hang_up
 from fairlane.store.protocol import WorkerIdentity
+from fairlane.waits import first_of
 
 log = logging.getLogger("fairlane.store.postgres")
 
@@ -80,7 +84,7 @@ class PostgresListener:
         self._clock = clock
         self._registrations: dict[int, Registration] = {}
         self._queues: set[int] = set()
-        self._heard: dict[int, int] = {}
+        self._heard: Counter[int] = Counter()
         self._nudged = asyncio.Event()
         self._has_schedules_changed = False
         self._ended = asyncio.Event()
@@ -97,19 +101,11 @@ class PostgresListener:
 
     async def wait(self, until: Instant | None) -> bool:
         """Return True at a nudge, False once `until` has come."""
-        nudge = asyncio.ensure_future(self._nudged.wait())
-        tasks: set[asyncio.Future[Any]] = {nudge}
-        if until is not None:
-            tasks.add(asyncio.ensure_future(self._clock.sleep_until(until)))
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            nudged = self._nudged.is_set()
-            self._nudged.clear()
-            return nudged
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        alarms = [] if until is None else [self._clock.sleep_until(until)]
+        await first_of(self._nudged.wait(), *alarms)
+        nudged = self._nudged.is_set()
+        self._nudged.clear()
+        return nudged
 
     def schedules_changed(self) -> bool:
         """Whether an operator has acted on a schedule since this was last asked."""
@@ -148,7 +144,7 @@ class PostgresListener:
 
     def heard(self, queue: int) -> int:
         """How many nudges for a queue have come so far."""
-        return self._heard.get(queue, 0)
+        return self._heard[queue]
 
     @property
     def ear(self) -> int | None:
@@ -173,22 +169,23 @@ class PostgresListener:
         if not isinstance(payload, str) or not payload.isdigit():
             self._nudged.set()
             return
-        queue = int(payload)
-        self._heard[queue] = self.heard(queue) + 1
-        if queue in self._registrations:
-            self._nudged.set()
-        else:
-            self._pass_on(queue)
+        if not self._hear(int(payload)):
+            self._pass_on(int(payload))
 
     def _on_everybodys_channel(self, _connection: Connection, _pid: int, _channel: str, payload: object) -> None:
         if payload == SCHEDULES:
             self._has_schedules_changed = True
             self._nudged.set()
             return
-        queue = int(str(payload))
-        self._heard[queue] = self.heard(queue) + 1
-        if queue in self._registrations:
+        self._hear(int(str(payload)))
+
+    def _hear(self, queue: int) -> bool:
+        """A nudge for a queue has come; whether it is for us."""
+        self._heard[queue] += 1
+        is_ours = queue in self._registrations
+        if is_ours:
             self._nudged.set()
+        return is_ours
 
     def _pass_on(self, queue: int) -> None:
         task = asyncio.create_task(self._nudge_another(queue))
@@ -249,3 +246,79 @@ class PostgresListener:
                     log.exception("a listener cannot connect; trying again in %.1f s", pause)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How a claim leaves whoever made it: waiting for work with this ear, or (without one) not; and whom it wakes."""
+
+    waiter: UUID | None = None
+    ear: int | None = None
+    nudges: int = 0
+
+
+async def observe_producers(connection: Connection, watches: Iterable[Watch]) -> None:
+    """Before the bells are drained: which producers may not have seen a registration?
+
+    Those that have ended by now are seen by whatever drains next, be it this claim or, where it goes elsewhere, a later
+    one.
+    """
+    uncertain = [watch.uncertain for watch in watches if watch.uncertain is not None]
+    if uncertain:
+        producers = [row[0] for row in await connection.fetch(STATEMENTS["select_producers"])]
+        for registration in uncertain:
+            registration.observe(producers)
+
+
+class Watch:
+    """How one claim leaves its listener: waiting for work in the queue, or not."""
+
+    def __init__(self, queue: int, listener: PostgresListener | None) -> None:
+        self._queue = queue
+        self._listener = listener
+        self._before = listener.registration(queue) if listener else None
+        self._after = self._before
+        self._heard = listener.heard(queue) if listener else 0
+        self.looks_again = False
+        """A producer may not have seen the registration: look again."""
+
+    @property
+    def listens(self) -> bool:
+        """Whether it can be woken."""
+        return self._listener is not None and self._listener.ear is not None
+
+    @property
+    def is_registered(self) -> bool:
+        return self._before is not None
+
+    @property
+    def uncertain(self) -> Registration | None:
+        """The registration, if a producer may not have seen it."""
+        return None if self._before is None or self._before.is_certain else self._before
+
+    def ending(self, worker: UUID, *, is_filled: bool) -> Ending:
+        """Whether the claim registers its listener, or withdraws it."""
+        if self._listener is None:
+            return Ending()
+        self._after = None
+        if is_filled:
+            return Ending(worker) if self._before is not None else Ending()
+        ear = self._listener.ear
+        if self._before is not None:
+            self._after = self._before
+        elif ear is not None:
+            self._after = Registration(ear)
+        self.looks_again = self._after is not None and not self._after.is_certain
+        return Ending() if self._after is self._before or ear is None else Ending(worker, ear)
+
+    @property
+    def is_leaving(self) -> bool:
+        """It waited, and does not any more."""
+        return self._before is not None and self._after is None
+
+    def committed(self) -> None:
+        if self._listener is None or self._after is self._before:
+            return
+        if self._after is None:
+            self._listener.withdrawn(self._queue, self._heard)
+        else:
+            self._listener.registered(self._queue, self._after)
