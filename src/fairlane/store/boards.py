@@ -123,10 +123,12 @@ CHECKPOINT_AT = 20_000
 CHECKPOINT_BYTES = 4 * 2**20
 
 
-def as_read(policy: Policy, found: Found) -> ResidentBoard:
-    """A board from its tables. A small one is read as a whole, so that they need not be asked from then on; of a larger
-    one nothing is kept that was read."""
-    is_whole = max(len(found.flows), len(found.lanes), len(found.gates)) <= MOST_WHOLE
+def as_read(policy: Policy, found: Found, most: int) -> ResidentBoard:
+    """Make a board from its tables, of which up to `most + 1` rows of each kind were read.
+
+    A small board is kept whole, so that the tables need not be asked again; of a larger one, nothing is kept.
+    """
+    is_whole = max(len(found.flows), len(found.lanes), len(found.gates)) <= most
     board = ResidentBoard(policy, is_whole=is_whole)
     if is_whole:
         board.adopt(found, Ask())

@@ -62,7 +62,7 @@ def claim_of(row: Sequence[Any], lease: UUID, queue: str, claimed_at: Instant) -
     return Claim(uuid_of(job), lease, queue, task, priority, *told)
 
 
-# A flow, lane or gate has the columns of the tables in the order of the fields: its queue first, and keys as JSON.
+# Flows, lanes and gates have their queue as the first column, then the fields of their rows in order; keys are JSON.
 
 
 def flow_parameters(row: FlowRow, queue: int, now: Instant) -> Row:

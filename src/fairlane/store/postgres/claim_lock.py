@@ -113,22 +113,18 @@ class Loaded:
                     self.others_wait = bool(i6)
                     self.due: Instant | None = i7
                     self.stored: int = i8
-                    self._bounds(*keys.split())
+                    oldest, applied_at, xid, floor, release, snapshot, forgets = keys.split()
+                    self.policy_since = int(applied_at)
+                    self.forgets = forgets == "1"
+                    """What was known of the board is not true any more."""
+                    self.all_folded = xid == release == "-"
+                    """Nothing has happened that was not read."""
+                    arrivals_to = (None, None) if xid == "-" else (xid, int(floor))
+                    self.bounds = (oldest, snapshot, *arrivals_to, None if release == "-" else release)
+                    """Up to where events were read, as `write_claim` takes it."""
 
     def events(self, forced: list[Forced]) -> Events:
         return Events(self.now, self.state, self.arrivals, self.releases, forced, self.policy_since)
-
-    def _bounds(
-        self, oldest: str, applied_at: str, xid: str, floor: str, release: str, snapshot: str, forgets: str
-    ) -> None:
-        self.policy_since = int(applied_at)
-        self.forgets = forgets == "1"
-        """What was known of the board is not true any more."""
-        self.all_folded = xid == release == "-"
-        """Nothing has happened that was not read."""
-        arrivals_to = (None, None) if xid == "-" else (xid, int(floor))
-        self.bounds = (oldest, snapshot, *arrivals_to, None if release == "-" else release)
-        """Up to where events were read, as `write_claim` takes it."""
 
     @property
     def expired(self) -> list[Override]:
@@ -266,19 +262,17 @@ class Scheduling:
             if not loaded.forgets:
                 changes = await self.connection.fetch(STATEMENTS["select_journal"], self.queue.id)
                 loaded.changes = [(Mark(seq, token), delta) for seq, token, delta in changes]
-            board = await self._read_board(policy)
+            if self._is_looking:
+                board = ResidentBoard(policy)  # who only looks asks for little
+            else:
+                found = await self.connection.fetch(STATEMENTS["select_board"], self.queue.id, MOST_WHOLE + 1)
+                board = as_read(policy, _found(found), MOST_WHOLE)
         for mark, delta in loaded.changes:
             board.apply(decode_delta(delta), mark)
         board.mark = loaded.mark
         board.wrote(loaded.stored)
         self._boards.put(self.queue.id, board)
         return board
-
-    async def _read_board(self, policy: Policy) -> ResidentBoard:
-        if self._is_looking:
-            return ResidentBoard(policy)  # who only looks asks for little
-        found = await self.connection.fetch(STATEMENTS["select_board"], self.queue.id, MOST_WHOLE + 1)
-        return as_read(policy, _found(found))
 
     async def begin(self) -> None:
         """From here on, what is written is written together: the session's lock becomes that of a transaction."""
@@ -290,9 +284,14 @@ class Scheduling:
     async def see_to(self, loaded: Loaded, want: int) -> None:
         """Promote what is due, and find what is to be forced. In a transaction."""
         if loaded.attention & IS_DUE:
-            promoted = await self._promote(loaded.now, loaded.policy)
-            loaded.all_folded = loaded.all_folded and sum(bell.count for bell in promoted) < PROMOTE_AT_MOST
-            loaded.arrivals += promoted
+            given = (self.queue.id, loaded.now, PROMOTE_AT_MOST, loaded.policy.sequence is not None)
+            promoted = 0
+            for row in await self.connection.fetch(STATEMENTS["promote"], *given):
+                lane, priority, keys, count, floor, since, numbers, resumed, given_by = row
+                told = (decode_given(numbers), resumed, given_by)
+                loaded.arrivals.append(Arrival(lane, priority, decode_keys(keys), count, floor, since, *told))
+                promoted += count
+            loaded.all_folded = loaded.all_folded and promoted < PROMOTE_AT_MOST
         if loaded.attention & HAS_FORCED and want > 0:
             loaded.forced = await self.forced(want)
 
@@ -512,14 +511,6 @@ class Scheduling:
             return []
         found = await self.connection.fetch(STATEMENTS["count_kept_places"], self.queue.id)
         return [KeptPlaces(priority, decode_keys(keys), count) for priority, keys, count in found]
-
-    async def _promote(self, now: Instant, policy: Policy) -> list[Arrival]:
-        in_sequence = policy.sequence is not None
-        found = await self.connection.fetch(STATEMENTS["promote"], self.queue.id, now, PROMOTE_AT_MOST, in_sequence)
-        return [
-            Arrival(lane, priority, decode_keys(keys), count, floor, since, decode_given(given), resumed, given_by)
-            for lane, priority, keys, count, floor, since, given, resumed, given_by in found
-        ]
 
     async def policy_of(self, digest: str) -> Policy:
         """A policy in force, by what the queue's row says of it."""

@@ -229,7 +229,7 @@ class Claimer:
             await scheduling.checkpoint(await scheduling.load())
 
     async def look(self, queue: QueueHandle, want: int, worker: WorkerIdentity, listener: PostgresListener) -> Looked:
-        """How many jobs could start now, up to `want`; with none wanted, another is to have the listener's wake-up."""
+        """Count the jobs that could start, up to `want`. With 0, the listener withdraws and its wakeup is passed on."""
         watch = Watch(queue.id, listener)
         async with self.locked(queue, durable=False) as scheduling:
             if want > 0:

@@ -306,9 +306,9 @@ def _rung(kinds: Sequence[_Kind], queues: Mapping[str, int]) -> list[list[Any]]:
         [bell.count for bell in bells],
         [bell.first for bell in bells],
         [None if bell.given is None else encode(bell.given) for bell in bells],
+        [bell.given_place for bell in bells],
         list(wanted),
         list(wanted.values()),
-        [bell.given_place for bell in bells],
     ]
 
 

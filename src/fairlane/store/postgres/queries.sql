@@ -185,8 +185,8 @@ from wanted
 -- As `enqueue`, for jobs whose rows this transaction copies in next: take their positions, ring their lanes' bells, wake waiters.
 -- Keys come as text: the connection may be a caller's who has jsonb written in another way.
 -- $1 now or null, $2 whether in the caller's transaction, $3 how many jobs; of each bell $4 queue, $5 lane, $6 priority, $7
--- keys, $8 how many jobs, $9 the place of the first of them, $10 the numbers that they bring along; $11 queues and $12 how
--- many waiters of each; $13 the place of the job whose numbers a bell brings
+-- keys, $8 how many jobs, $9 the place of the first of them, $10 the numbers that they bring along and $11 the place of the job
+-- that brings them; $12 queues and $13 how many waiters of each
 with
 clock as materialized (
     select fairlane.instant($1::bigint) as now
@@ -202,7 +202,7 @@ rung as (
     cross join taken
     cross join unnest(
         $4::integer[], $5::bytea[], $6::smallint[], $7::text[]::jsonb[], $8::integer[], $9::integer[], $10::text[],
-        $13::integer[]
+        $11::integer[]
     )
         as b (queue_id, lane, priority, keys, count, place, given, given_place)
 ),
@@ -216,7 +216,7 @@ woken as (
             then fairlane.nudge(queue_id, most)
         else 0
     end) as told
-    from unnest($11::integer[], $12::bigint[]) as wanted (queue_id, most)
+    from unnest($12::integer[], $13::bigint[]) as wanted (queue_id, most)
 )
 select clock.now, taken.positions, woken.told
 from clock

@@ -150,16 +150,16 @@ class Settler:
                 was_tried = True
 
         async def attempt(connection: Connection, is_repeated: bool) -> list[UUID]:
-            lost: list[UUID]
+            gone: list[UUID]
             if are_done:
                 done = self._done(settlements, emptied)
                 given = (done.now, done.settlements, done.emptied)
-                lost = await connection.fetchval(STATEMENTS["settle_done"], *given)
+                gone = await connection.fetchval(STATEMENTS["settle_done"], *given)
             else:
-                lost = await _settle(connection, self._clock.parameter(), settlements, emptied, is_reaper=False)
-            if lost and (is_repeated or was_tried):
-                return await self._truly_lost(connection, settlements, lost)
-            return lost
+                gone = await _settle(connection, self._clock.parameter(), settlements, emptied, is_reaper=False)
+            if gone and (is_repeated or was_tried):
+                return await self._truly_lost(connection, settlements, gone)
+            return gone
 
         if lost is None:
             lost = await self._connections.again(attempt)
@@ -256,9 +256,13 @@ class Settler:
             settlements: list[Settlement] = []
             inherited: list[list[Settlement]] = []
             tasks: dict[UUID, str] = {}
-            for lease in await _contended(connection, renewed_at) if renewed_at else ():
-                # Found again later. Were we to wait, so would all that other leases hold.
-                del renewed_at[lease]
+            if renewed_at:
+                free = {row["id"] for row in await connection.fetch(STATEMENTS["lock_abandoned"], list(renewed_at))}
+                for row in await connection.fetch(STATEMENTS["select_abandoned"], list(renewed_at)):
+                    if row["id"] not in free:
+                        # Somebody else is about to end it: the lease is found again later. Were we to wait, so would
+                        # all that other leases hold.
+                        renewed_at.pop(row["lease"], None)
             if renewed_at:
                 dying: dict[UUID, list[Settlement]] = {}
                 decided, tasks = await _decided(connection, renewed_at)
@@ -291,13 +295,6 @@ async def claims_beside(connection: Connection, worker: UUID, leases: Collection
         return []
     rows = await connection.fetch(STATEMENTS["select_abandoned"], [lease for (lease,) in found])
     return [_abandoned(of_claim) for *of_claim, _ in rows]
-
-
-async def _contended(connection: Connection, leases: Iterable[UUID]) -> set[UUID]:
-    """Of these leases, those with a claim that somebody else is about to end. The claims of the others are locked."""
-    free = {row["id"] for row in await connection.fetch(STATEMENTS["lock_abandoned"], list(leases))}
-    standing = await connection.fetch(STATEMENTS["select_abandoned"], list(leases))
-    return {row["lease"] for row in standing if row["id"] not in free}
 
 
 async def _inherit(connection: Connection, lease: UUID, settlements: Sequence[Settlement]) -> list[Settlement]:

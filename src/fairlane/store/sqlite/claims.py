@@ -117,7 +117,7 @@ def select_overrides(tx: Transaction, queue: int) -> Overrides:
 
 def queue_number(tx: Transaction, name: str) -> int:
     """The number of a queue that is known."""
-    number: int = (tx.one("select_queue", name) or (0,))[0]
+    number: int = tx.value("select_queue_id", name) or 0
     return number
 
 
@@ -171,7 +171,7 @@ def _read_board(tx: Transaction, queue: QueueInForce) -> ResidentBoard:
         [rows.lane(row) for row in tx.some("select_all_lanes", MOST_WHOLE + 1, (), queue.id)],
         [rows.gate(row) for row in tx.some("select_all_gates", MOST_WHOLE + 1, (), queue.id)],
     )
-    return as_read(queue.policy, found)
+    return as_read(queue.policy, found, MOST_WHOLE)
 
 
 def answer(tx: Transaction, queue: QueueInForce, asking: Generator[Ask, Found, T]) -> T:

@@ -44,7 +44,10 @@ def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> tuple[dict[
 
 
 def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, int]:
-    numbers = {name: _queue_number(tx, name) for name in {job.queue for job in jobs}}
+    numbers: dict[str, int] = {name: tx.value("select_queue_id", name) for name in {job.queue for job in jobs}}
+    for name, number in numbers.items():
+        if number is None:
+            raise no_such_queue(name)
     last: int = tx.value("take_positions", len(jobs))
     first = last - len(jobs) + 1
     job_rows = []
@@ -55,9 +58,16 @@ def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, i
         queue = numbers[job.queue]
         lane_keys = encode(job.lane_keys)
         given = None if job.given is None else encode(job.given)
-        due_at = _due_at(job, now, ahead)
-        state = State.READY if due_at is None else State.SCHEDULED
-        told = (due_at, job.on_dead, given, None if given is None else position, job.context)
+        # A time of day goes by the wall clock.
+        due_at = job.run_at + ahead if job.run_at is not None else now + (job.delay or 0)
+        state = State.READY if due_at <= now else State.SCHEDULED
+        told = (
+            None if state is State.READY else due_at,
+            job.on_dead,
+            given,
+            None if given is None else position,
+            job.context,
+        )
         stored = (int(state), job.max_attempts, now, now, *told)
         keys = (lane_keys, encode(job.keys), job.payload)
         job_rows.append((position, job.id.bytes, queue, job.task, job.priority, job.lane, *keys, *stored))
@@ -93,20 +103,6 @@ def _taken(tx: Transaction, jobs: Sequence[NewJob]) -> UUID | None:
             return job.id
         seen.add(job.id)
     return None
-
-
-def _due_at(job: NewJob, now: Instant, ahead: int) -> Instant | None:
-    """In queue time. A time of day goes by the wall clock."""
-    at = job.run_at + ahead if job.run_at is not None else now + job.delay if job.delay is not None else now
-    return at if at > now else None
-
-
-def _queue_number(tx: Transaction, name: str) -> int:
-    row = tx.one("select_queue", name)
-    if row is None:
-        raise no_such_queue(name)
-    number: int = row[0]
-    return number
 
 
 class Cancelled(msgspec.Struct, frozen=True):

@@ -115,8 +115,8 @@ def settle(
     """
     tally = _Tally(now, {} if landed is None else landed)
     lost: list[UUID] = []
-    # One after the other, as they are given; of those that are alike, a whole stretch at once.
-    for is_plain, stretch in groupby(settlements, _is_plain):
+    # One after the other, as they are given; of those that are done, without effects, a whole stretch at once.
+    for is_plain, stretch in groupby(settlements, lambda each: each.to is State.DONE and each.effects is None):
         lost += (_finish if is_plain else _settle_each)(tx, list(stretch), tally)
     _ring(tx, tally)
     for lease, count in tally.ended.items():
@@ -157,11 +157,6 @@ def _ring(tx: Transaction, tally: _Tally) -> None:
         ],
     )
     tx.run_many("insert_arrival", tally.arrivals)
-
-
-def _is_plain(settlement: Settlement) -> bool:
-    """Whether there is no more to it than that the job is done: most of them."""
-    return settlement.to is State.DONE and settlement.effects is None
 
 
 def _finish(tx: Transaction, done: Sequence[Settlement], tally: _Tally) -> list[UUID]:
