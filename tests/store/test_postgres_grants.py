@@ -25,7 +25,7 @@ from fairlane.operations.metrics import limits_waited_for
 from fairlane.operations.requests import find_jobs
 from fairlane.policy import Policy
 from fairlane.policy.partitions import Phase, begun, phase_of
-from fairlane.store import health, operators, policies, records, repartition, schedules, upkeep
+from fairlane.store import health, operators, policies, records, repartition, schedules, stats, stats_sums, upkeep
 from fairlane.store.audit import Note
 from fairlane.store.postgres.grants import ROLES, grants
 from fairlane.store.procedures import Work
@@ -44,7 +44,7 @@ NEEDS = {
     "worker": """
         adopt ask attempts cancel claim claims_beside collect compare_and_set_value conclude contexts count_gates
         count_ready counts declare delete_value divide enqueue find_jobs fire_schedule foresee
-        gates_of_strays get_value held job keep_schedules keep_time listen look now policy policy_versions
+        gates_that_move get_value held job keep_schedules keep_time listen look now policy policy_versions
         prune put_schedule put_value queues reap recount rehome renew report report_progress retries scan_values
         schedules settle tally time traces wait_until_ended wake_another
     """,
@@ -59,8 +59,8 @@ NEEDS = {
     """,
 }
 """Of each role, the operations of a store that it needs: each is used below, under its rights."""
-WITHIN_OTHERS = {"add_up", "fold"}
-"""What is done within `tally` and `conclude`."""
+WITHIN_OTHERS = {"fold", "foresee_replay", "in_force", "insert", "of_one_moment", "replace", "work_of"}
+"""What is done within `apply`, `ask`, `conclude`, `declare`, `policy`, `replay` and `tally`."""
 
 
 class NotedStore:
@@ -203,7 +203,7 @@ async def test_each_role_does_all_of_its_work(
     monkeypatch: pytest.MonkeyPatch,
     producers_know_at_once: None,
 ) -> None:
-    monkeypatch.setattr("fairlane.store.postgres.store.UNFOLDED_AT_MOST", 0)  # producers fold at once
+    monkeypatch.setattr("fairlane.store.records.UNFOLDED_AT_MOST", 0)  # producers fold at once
     async with roles.app(first):  # it declares the queues
         pass
     async with roles.app("worker") as worker, roles.app("producer") as producer:
@@ -234,10 +234,10 @@ def test_every_operation_of_a_store_is_somebodys() -> None:
     declared = {name for name in dir(Store) if not name.startswith("_")} - {"open", "close", "migrate", "run"}
     declared |= {
         name
-        for module in (operators, records, schedules)
+        for module in (health, operators, policies, records, schedules, stats, stats_sums, upkeep)
         for name, each in vars(module).items()
         if hasattr(each, "__wrapped__") and each.__module__ == module.__name__ and not name.startswith("_")
-    } | {"compare_and_set_value", "amend_schedule"}
+    } | {"compare_and_set_value", "amend_schedule", "lanes"}
     assert declared >= WITHIN_OTHERS
     assert WITHIN_OTHERS | {name for needed in NEEDS.values() for name in needed.split()} == declared
 

@@ -182,8 +182,8 @@ class Store(Protocol):
         ...
 
     async def now(self) -> Instant:
-        """Queue time, which limits, leases and due times are measured by. It never goes back (see `queue_time.py`)."""
-        ...
+        """Queue time, which limits, leases and due times are measured by. It never goes back (see `boards.py`)."""
+        return (await self.time()).now
 
     async def time(self) -> QueueTime:
         """Queue time, and the clock that schedules and times of day go by."""

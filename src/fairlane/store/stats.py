@@ -259,7 +259,7 @@ class Moment:
             for queue in queues:
                 asked = (queue, scope, sought, *stats_rows.start_of(place))
                 listed += [
-                    (queue, scope, key) for (key,) in (yield Some(stats_rows.LISTS[sort], asked, limit + 1, known))
+                    (queue, scope, key) for (key,) in (yield Some(f"list_keys_by_{sort}", asked, limit + 1, known))
                 ]
         found = yield from self._over(recents, listed)
         return stats_rows.page_of([*found, *changed], sort, place, limit, held_only=held_only)
@@ -719,7 +719,9 @@ class Moment:
     def workers(self) -> Procedure[list[WorkerSeen]]:
         """What workers have said of themselves within a day, the newest first."""
         found = yield query("select_workers", self.now - DAY)
-        return [stats_rows.worker_seen(uuid_of(worker), seen_at, text) for worker, seen_at, text in found]
+        return [
+            WorkerSeen(uuid_of(worker).hex, seen_at, stats_rows.decode_report(text)) for worker, seen_at, text in found
+        ]
 
 
 @snapshot

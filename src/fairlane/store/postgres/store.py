@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
-from typing import Any, Literal, TypedDict, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -54,16 +54,10 @@ from fairlane.store.scripts import Schema
 
 T = TypeVar("T")
 
+Isolation = Literal["repeatable_read"] | None
 HOLDERS = 10
 """Of old snapshots, the longest held."""
 SCHEMA = Schema.of("postgresql")
-
-
-class Snapshot(TypedDict, total=False):
-    """How a transaction is begun."""
-
-    isolation: Literal["repeatable_read"]
-    readonly: bool
 
 
 class PostgresStore(Store):
@@ -121,9 +115,6 @@ class PostgresStore(Store):
     async def _ask(self, question: Callable[[Connection], Awaitable[T]]) -> T:
         """Ask what may be asked twice: a session that the server has ended meanwhile is not the caller's concern."""
         return await self._connections.again(lambda connection, _: question(connection))
-
-    async def now(self) -> Instant:
-        return (await self.time()).now
 
     async def time(self) -> QueueTime:
         return self._clock.given() or await self._asked("select_time", None)
@@ -326,10 +317,8 @@ class PostgresStore(Store):
             driver = Driver(connection, self._clock, (), self._queue_numbers, self._memory)
             if not terms.is_together or tx is not None:
                 return await driver.perform(work.make())
-            begins: Snapshot = {}
-            if terms.is_of_one_moment or not terms.writes:
-                begins = {"isolation": "repeatable_read", "readonly": not terms.writes}
-            async with connection.transaction(**begins):
+            isolation: Isolation = "repeatable_read" if terms.is_of_one_moment or not terms.writes else None
+            async with connection.transaction(isolation=isolation, readonly=not terms.writes):
                 return await driver.perform(work.make())
 
         if terms.locks:
@@ -359,11 +348,7 @@ class PostgresStore(Store):
 
     @contextlib.asynccontextmanager
     async def _lent(self, tx: Any) -> AsyncIterator[Connection]:
-        """The caller's connection, or one of ours."""
-        if tx is not None:
-            connection = await borrowed(tx)
-            with speaking():
-                yield await self._understood(connection)
-            return
-        async with self._connections.session() as own:
-            yield own
+        """The caller's connection."""
+        connection = await borrowed(tx)
+        with speaking():
+            yield await self._understood(connection)

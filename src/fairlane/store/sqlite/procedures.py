@@ -1,12 +1,10 @@
 """What procedures ask, answered on SQLite within one transaction.
 
-What PostgreSQL does in one statement and SQLite in several is in `COMPOSED`, by the same name. Whoever is to be nudged
-is told once the transaction is committed.
+What PostgreSQL does in one statement and SQLite in several is in `Statements`, by the same name.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from operator import attrgetter
@@ -42,7 +40,7 @@ from fairlane.store.rows import decode_keys, no_such_queue
 from fairlane.store.sqlite import claims, jobs, results, rows
 from fairlane.store.sqlite.database import Transaction
 from fairlane.store.sqlite.shared_limits import Sharing
-from fairlane.store.sqlite.statements import COMPOSED
+from fairlane.store.sqlite.statements import Statements
 from fairlane.store.sqlite.wakeups import take_waiters
 
 T = TypeVar("T")
@@ -58,21 +56,14 @@ class Nudges(NamedTuple):
     """Who waits for results, runs a job that is cancelled, or claims by other terms now."""
 
 
-class Driver:
+class Driver(Statements):
     """Answers a procedure within one transaction, as of one moment."""
 
     def __init__(self, tx: Transaction, clock: QueueClock, memory: dict[Any, Any]) -> None:
-        self.tx = tx
+        super().__init__(tx)
         self._clock = clock
         self._memory = memory
         self._boards: dict[str, Board] = {}
-        self.woken: Counter[int] = Counter()
-        self.ended: list[UUID] = []
-        """Jobs whose end somebody may wait for."""
-        self.stopped: set[UUID] = set()
-        """Workers of jobs that are to stop."""
-        self.has_new_schedules = False
-        self.has_new_terms = False
 
     @cached_property
     def time(self) -> QueueTime:
@@ -90,8 +81,8 @@ class Driver:
     def answer(self, asked: Question) -> Any:
         tx = self.tx
         match asked:
-            case Query(name, parameters) if name in COMPOSED:
-                return COMPOSED[name](self, *parameters)
+            case Query(name, parameters) if (composed := getattr(Statements, name, None)) is not None:
+                return composed(self, *parameters)
             case Query(name, parameters):
                 return tx.answer(name, map(_bound, parameters))
             case Each(name, rows_given, _):

@@ -50,8 +50,6 @@ from fairlane.store.sqlite.wakeups import take_waiters as _take_waiters
 
 T = TypeVar("T")
 SCHEMA = Schema.of("sqlite")
-IN_FLIGHT = 3
-"""Its place in a row of `select_gate`."""
 
 
 class SqliteStore(Store):
@@ -93,9 +91,6 @@ class SqliteStore(Store):
             await self.run(SCHEMA.require_current())
             return []
         return await self.run(SCHEMA.migrate())
-
-    async def now(self) -> Instant:
-        return (await self.time()).now
 
     async def time(self) -> QueueTime:
         return await self._database.read(lambda _: self._clock.time())
