@@ -19,7 +19,7 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant, as_instant, duration_of, microseconds
 from fairlane.codec import Codec, PayloadCodec
-from fairlane.effects import ABSENT, Effects, became
+from fairlane.effects import ABSENT, Effects, ValueSource, became
 from fairlane.errors import (
     ConfigurationError,
     InvalidJob,
@@ -250,15 +250,13 @@ def not_a_call(given: object, taker: str = "enqueue_many") -> InvalidJob:
     return InvalidJob(f"{taker} takes calls, not a {type(given).__name__}; write task.call(…) for each")
 
 
-class Producer(Protocol):
+class Producer(ValueSource, Protocol):
     """What tasks and the handles of their jobs need from their app."""
 
     redact: Redact | None
 
     @property
     def forwarded(self) -> Collection[str]: ...
-
-    async def opened(self) -> Store: ...
 
     async def enqueue_many(
         self, calls: Iterable[Call[R]], tx: Any = None, progress: Progress | None = None
@@ -271,8 +269,6 @@ class Producer(Protocol):
     def codec_of(self, task: str) -> Codec | None: ...
 
     def known_tasks(self) -> Collection[str]: ...
-
-    def run_blocking(self, work: Coroutine[Any, Any, R]) -> R: ...
 
 
 class BoundTask(Generic[P, R]):
