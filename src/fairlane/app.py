@@ -1,4 +1,4 @@
-"""The composition root: an app knows what a program declares and its database, and puts them together."""
+"""The composition root: an app connects what a program declares with its database."""
 
 from __future__ import annotations
 
@@ -112,18 +112,18 @@ class TaskDecorator(Protocol):
 
 
 class Declarations:
-    """The queues and tasks of an app. What is declared here is known to the database once the app is opened."""
+    """The queues and tasks of an app. The database learns of them when the app is opened."""
 
     def __init__(self) -> None:
         self.registry = Registry()
         self.codec: PayloadCodec | None = None
-        """What arguments and results are stored as, beyond JSON."""
+        """Compresses or encrypts stored arguments and results."""
         self.queues: dict[str, Queue] = {}
         self.forwarded: set[str] = set()
-        """Queues whose jobs an engine runs: a forwarder has declared tasks there."""
+        """Queues whose jobs are run by an engine, through a forwarder."""
         self.schedules: dict[str, Schedule] = {}
         self.middlewares: list[Middleware] = []
-        """What goes around runs and enqueues, the outermost first."""
+        """Middlewares around runs and enqueues, outermost first."""
 
     @known_options
     def queue(
@@ -140,8 +140,8 @@ class Declarations:
     ) -> Queue:
         """Declare a queue and its policy. Without one, a queue is first come, first served.
 
-        With `partitions`, it is divided into so many queues with a claim lock each, by the keys that `partition_by`
-        names. Limits hold for all of them together; those of `per_partition` hold in each by itself.
+        With `partitions`, it is divided by the keys in `partition_by` into that many queues, each with a claim lock of
+        its own. Limits apply to all of them together; those in `per_partition` apply to each by itself.
         """
         try:
             step = microseconds(priority_step)
@@ -191,10 +191,10 @@ class Declarations:
         name: str | None = None,
         **options: Any,
     ) -> Any:
-        """Register a function, async or not, as a task. It stays callable as before."""
+        """Register a function, async or not, as a task. It can still be called directly."""
         frame = inspect.currentframe()
         caller = frame.f_back if frame else None
-        # Annotations of a function that is defined inside another one may name its neighbours there.
+        # Annotations of a function defined inside another function may refer to local names there.
         local_names = dict(caller.f_locals) if caller and caller.f_code.co_name != "<module>" else None
         check_options("task", options, ("queue", "name", *TaskOptions.__dataclass_fields__))
         if "keys" in options:
@@ -245,10 +245,10 @@ class Declarations:
         name: str | None = None,
         **unknown: Any,
     ) -> Schedule:
-        """Enqueue a task, or a call of one, again and again: by a cron line in a timezone, or `every` so often.
+        """Enqueue a task, or a call of one, periodically: by a cron expression in a timezone, or `every` interval.
 
-        Any worker of this app fires it, each slot once. `missed` says what becomes of slots that no worker was there
-        for: none of them, the last one, or all. Its name is the task's, unless it is given.
+        The workers of this app fire it, once for each slot. `missed` says which slots to fire if no worker was running
+        at their time: none of them, the last one, or all. The default name is that of the task.
         """
         remedy = "arguments by name go into a call: app.schedule(…, task.call({}=…))"
         check_options("schedule", unknown, ("every", "timezone", "missed", "name"), remedy)
@@ -261,7 +261,7 @@ class Declarations:
         return schedule
 
     def middleware(self, middleware: M) -> M:
-        """Put something around every run and every enqueue of this app. What is added first is the outermost."""
+        """Add a middleware around every run and every enqueue of this app. The first one added is the outermost."""
         if not isinstance(middleware, Middleware):
             raise ConfigurationError(
                 f"middleware: {shown(middleware)} is not a Middleware; make an object of a class derived from it"
@@ -270,7 +270,7 @@ class Declarations:
         return middleware
 
     def check(self) -> None:
-        """Refuse what cannot work as a whole: a limit by a key that no task provides, a task of an unknown queue."""
+        """Refuse declarations that do not fit together: a limit by a key that no task provides, an unknown queue."""
         for task in self.registry:
             if task.queue != DEFAULT_QUEUE and task.queue not in self.queues:
                 raise UnknownQueue(f"task {task.name!r}: declare its queue with app.queue({task.queue!r}, …)")
@@ -280,12 +280,12 @@ class Declarations:
 
     @property
     def queue_names(self) -> list[str]:
-        """The queues of this app: those declared, and `default` where it is used."""
+        """The queues of this app: those declared, and `default` if it is used."""
         return [policies[0].queue for policies in self._declarations()]
 
     @property
     def declared_policies(self) -> dict[str, Policy]:
-        """What this app declares, by queue; a queue of several partitions by each of them."""
+        """The declared policies by queue, and by partition for partitioned queues."""
         return {policy.queue: policy for queue in self.queues.values() for policy in queue.partitions}
 
     def _declared(self, name: str) -> tuple[Policy, ...]:
@@ -311,7 +311,7 @@ STREAMED_AT_ONCE = 5_000
 
 
 class App(Declarations):
-    """A program's queues and tasks, and the database they live in. It opens itself at first use."""
+    """The queues and tasks of a program, and their database, which is opened at first use."""
 
     @checked(unchecked=["retention", "dead_retention", "retention_count", "max_payload"])
     def __init__(
@@ -361,32 +361,32 @@ class App(Declarations):
     @overload
     def on_event(self, *kinds: type[Event]) -> Callable[[H], H]: ...
     def on_event(self, *kinds: Any) -> Any:
-        """Call a function, async or not, for each event of this process, or only for these kinds; see `events`.
+        """Call a function, async or not, for each event in this process, or only for these kinds; see `events`.
 
-        Add handlers before the worker starts. They can neither stop nor delay a job.
+        Add handlers before the worker starts. They can neither stop nor delay jobs.
         """
         return self.telemetry.on_event(*kinds)
 
     @property
     def actor(self) -> str:
-        """Who acts where an operation names nobody: FAIRLANE_ACTOR, else user@host."""
+        """Who acts if an operation does not say: FAIRLANE_ACTOR, otherwise user@host."""
         return actor_of_process()
 
     # Opening and closing.
 
     def make_store(self) -> Store:
-        """A store of this app's database, not opened: for tools that look at it without declaring anything."""
+        """A store for the database of this app, not opened: for tools that read it without declaring anything."""
         return self._make_store()
 
     @checked()
     def move_to(self, url: str, clock: Clock | None = None) -> None:
-        """Use another database from now on, and another clock: for tests, before the app is used or after it was
-        closed. What is open stays where it is until then."""
+        """Use another database and another clock from now on: for tests, before the app is used or after it was closed.
+        A connection that is open is not moved."""
         self._make_store = store_factory(url, clock or self.clock, self._durable_claims)
         self.url, self.clock = url, clock or self.clock
 
     async def opened(self) -> Store:
-        """The open store; the first caller opens it, checks the app and declares its queues."""
+        """The open store. The first call opens it, checks the app and declares its queues."""
         return (await self._connected()).store
 
     async def _connected(self) -> Connection:
@@ -425,12 +425,12 @@ class App(Declarations):
         return connection
 
     def _refuse_if_retired(self, loop: asyncio.AbstractEventLoop) -> None:
-        # A blocking call that was about to begin must not open the app again in a loop that is being stopped.
+        # A blocking call that was about to start must not open the app again in a loop that is being stopped.
         if self._retired is not None and loop is self._retired.loop:
             raise StoreUnavailable("the app was closed while this call waited; call again, and it opens itself")
 
     async def close(self) -> None:
-        """Close the database. The app opens itself again when it is used again."""
+        """Close the database. The app opens it again when it is used again."""
         with self._blocking:
             self._leave_to_parent()
             connection, self._connection = self._connection, None
@@ -445,7 +445,7 @@ class App(Declarations):
             await connection.close()
 
     def open_sync(self) -> None:
-        """Open the database now, for code that is not async: on SQLite, before a transaction of its own begins."""
+        """Open the database now, for code that is not async: on SQLite, before it begins a transaction of its own."""
         self.run_blocking(self.opened())
 
     def close_sync(self) -> None:
@@ -462,7 +462,7 @@ class App(Declarations):
         await self.close()
 
     async def migrate(self) -> list[str]:
-        """Bring the database's schema up to date. Returns the names of the migrations that were applied."""
+        """Apply the migrations that the database lacks. Returns their names."""
         store = self._make_store()
         try:
             return await store.migrate()
@@ -475,11 +475,11 @@ class App(Declarations):
     async def enqueue_many(
         self, calls: Iterable[Call[R]], tx: Any = None, progress: Progress | None = None
     ) -> Enqueued[R]:
-        """Store these calls as jobs, all or none; durable when this returns, or with the caller's transaction.
+        """Store these calls as jobs, all or none: durably when this returns, or with the caller's transaction.
 
-        Each has the outcome that it would have alone: a call whose unique key is held is a duplicate, or refused, and
-        the others are stored all the same. `progress` is told how many have been stored, and how many there are;
-        if it fails, that is logged and the jobs are stored all the same.
+        Each call has the outcome that it would have alone: one whose unique key is held is a duplicate or refused, and
+        the others are stored all the same. `progress` is called with how many jobs have been stored, and how many there
+        are; if it fails, the error is logged and the bulk goes on.
         """
         return await self._store_calls(list(one_by_one(calls, "enqueue_many")), tx, progress)
 
@@ -502,7 +502,7 @@ class App(Declarations):
     async def _wrapped(
         self, calls: Sequence[Call[R]], store: Callable[[Sequence[Call[R]]], Awaitable[Enqueued[R]]]
     ) -> Enqueued[R]:
-        """Store calls with the middlewares around it."""
+        """Store calls, with the middlewares around it."""
         around = wrapping_enqueues(self.middlewares)
         return await (around_enqueue(around, calls, store) if around else store(calls))
 
@@ -510,11 +510,11 @@ class App(Declarations):
     async def enqueue_stream(
         self, calls: Iterable[Call[R]], *, batch: int = STREAMED_AT_ONCE, tx: Any = None, pace: bool = False
     ) -> AsyncIterator[Enqueued[R]]:
-        """Store calls as they come, a batch at a time: any number of them, in constant memory.
+        """Store calls from an iterable, a batch at a time: any number of them, in constant memory.
 
-        Each batch is stored, all or none, when it is handed out; with `tx`, all of them with the caller's transaction.
-        With `pace`, each batch waits until no backlog that it joins is full; so none of it is too many by more than a
-        batch, and none of it is refused.
+        Each batch is stored, all or none, before it is yielded; with `tx`, in the caller's transaction. With `pace`,
+        each batch waits until no backlog that it joins is full, so that a backlog is exceeded by one batch at most, and
+        nothing is refused.
         """
         if pace and tx is not None:
             raise ConfigurationError(
@@ -554,7 +554,7 @@ class App(Declarations):
         return self.run_blocking(self.enqueue_many(calls, tx))
 
     def job(self, job: UUID | str) -> Job[Any]:
-        """The handle of a job whose id is known."""
+        """The handle of the job with this id."""
         try:
             return Job(job if isinstance(job, UUID) else UUID(job), self)
         except (ValueError, TypeError, AttributeError):
@@ -565,13 +565,13 @@ class App(Declarations):
         return [task.name for task in self.registry]
 
     def codec_of(self, task: str) -> Codec | None:
-        """How a task's calls and results are stored; `None` for a task of another program."""
+        """The codec of a task; `None` if the task belongs to another program."""
         found = self.registry.find(task)
         return None if found is None else found.codec
 
     @checked()
     def run_blocking(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine of this app from code that is not async, in the loop that the app was opened in."""
+        """Run a coroutine of this app from code that is not async, in the event loop of the app."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -583,11 +583,11 @@ class App(Declarations):
         return caller.wait_for(running)
 
     def is_open_in(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether this app was opened in that event loop: what blocks it there would wait for itself."""
+        """Whether this app was opened in this event loop: a blocking call there would wait for itself."""
         return self._connection is not None and self._connection.loop is loop
 
     def _loop_of_threads(self) -> asyncio.AbstractEventLoop:
-        """Where work for threads is done; asked for under the lock."""
+        """The loop that does the work of blocking calls. Call this with the lock held."""
         self._leave_to_parent()
         if self._connection is not None and self._connection.loop.is_running():
             return self._connection.loop
@@ -595,8 +595,8 @@ class App(Declarations):
         return self._background.loop
 
     def _leave_to_parent(self) -> None:
-        """After a fork: the thread and its connection stay with the parent. They are kept and not closed, for whatever
-        we did to them would come from the parent, as far as the database can see."""
+        """After a fork, the thread and its connection belong to the parent. They are kept and not closed: to the
+        database, whatever we sent on them would come from the parent."""
         if self._background is not None and not self._background.is_ours:
             self._inherited.append((self._background, self._connection))
             self._background = self._connection = None
@@ -606,13 +606,13 @@ class App(Declarations):
 
     @checked()
     async def worker(self, options: WorkerOptions | None = None) -> Worker:
-        """A worker for this app's tasks, in this process: `await (await app.worker()).run()`. Queues that a forwarder
-        dispatches are served only by name."""
+        """A worker for the tasks of this app, in this process: `await (await app.worker()).run()`. It serves the queues
+        of a forwarder only if they are named."""
         own = [name for name in self.queue_names if name not in self.forwarded]
         return await self.make_worker(Worker, (options or WorkerOptions()).serving(own))
 
     async def make_worker(self, kind: Callable[..., W], options: WorkerOptions) -> W:
-        """A worker of some kind: for forwarders, not for programs."""
+        """A worker of this kind: for forwarders, not for programs."""
         connection = await self._connected()
         served = await partitions_served(connection.store, [share.name for share in options.shares], self.queue_names)
         return kind(
@@ -628,7 +628,7 @@ class App(Declarations):
             firing=self._firing(connection),
             telemetry=self.telemetry,
             look_again=connection.producing.look_again,
-            # Nobody but the store itself can see what is in memory.
+            # A database in memory is visible to its own store only.
             make_store=None if self.url in ("sqlite://", "sqlite:///") else self._make_store,
             waited_for=partial(limits_waited_for, connection.store),
         )
@@ -639,8 +639,8 @@ class App(Declarations):
 
     @checked()
     async def fire_schedules(self, only: Collection[str] | None = None) -> Instant | None:
-        """Fire what is due of this app's schedules, or of those named in `only`, as its workers do by themselves: for
-        programs without one, and for tests. Returns when the next slot comes."""
+        """Fire the schedules of this app that are due, or those named in `only`: for programs without workers, which do
+        this by themselves, and for tests. Returns the time of the next slot."""
         firing = self._firing(await self._connected(), only)
         if firing is None:
             return None
@@ -648,12 +648,12 @@ class App(Declarations):
         return await firing.look()
 
     async def stamper(self) -> Stamp:
-        """What makes jobs of calls, here and now: for claims that are held, not for programs."""
+        """What builds jobs from calls without I/O: for claims that are held, not for programs."""
         return (await self.connected()).producing.stamp
 
     async def connected(self, policies: Sequence[Policy] = ()) -> Connection:
-        """The open store and what goes with it, with the queue of these policies declared and the policies in force
-        looked up: for queues and their claims, not for programs."""
+        """The open store and what goes with it, after declaring the queue with these policies and refreshing what is in
+        force: for queues and their claims, not for programs."""
         connection = await self._connected()
         if policies and policies[0].queue not in connection.producing.policies:
             await connection.producing.declare(policies)
@@ -661,13 +661,13 @@ class App(Declarations):
         return connection
 
     def in_force(self, queue: str) -> Policy | None:
-        """The policy of a queue as this app has last seen it in the database: for its methods, not for programs."""
+        """The policy of a queue as last read from the database: for queues, not for programs."""
         return None if self._connection is None else self._connection.producing.policies.get(queue)
 
     async def upkeep(self) -> bool:
-        """One bounded round of what workers do by themselves, for programs without one; whether there is more to do.
+        """Do one bounded round of upkeep, for programs without workers. Returns whether there is more to do.
 
-        Claims whose lease ran out are ended, finished jobs past their time and idle scheduling state removed.
+        Ends claims whose lease has expired; removes finished jobs past their retention, and idle scheduling state.
         """
         return await keep_up(await self.opened(), self.retention, self.queue_names)
 
@@ -676,7 +676,7 @@ HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(:(?P<port>[0-9]*))?")
 
 
 def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], Store]:
-    """How to make the store of a URL; checked now, made later."""
+    """A function that makes the store of this URL. The URL is checked now."""
     scheme, separator, rest = url.partition("://")
     if separator and scheme == "sqlite":
         path = rest.removeprefix("/") or None
@@ -697,7 +697,7 @@ def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], 
         def postgres() -> Store:
             from fairlane.store.postgres import PostgresStore
 
-            # The machine's own clock is no better than the database's, and differs from machine to machine.
+            # The clock of this machine is no better than that of the database, and differs from machine to machine.
             own = None if isinstance(clock, SystemClock) else clock
             return PostgresStore(url, clock=own, durable_claims=durable_claims)
 
@@ -709,7 +709,7 @@ def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], 
 
 
 def _check_hosts(url: str, rest: str) -> None:
-    """Refuse what no driver can connect to. There may be several hosts, or none, or the folder of a socket."""
+    """Refuse a URL that no driver can connect to. It may have several hosts, none, or the folder of a socket."""
     hosts = rest.partition("?")[0].partition("/")[0].rpartition("@")[2]
     for host in hosts.split(","):
         found = HOST.fullmatch(host)
@@ -721,12 +721,12 @@ def _check_hosts(url: str, rest: str) -> None:
 
 
 def actor_of_process() -> str:
-    """Who acts where nobody is named: FAIRLANE_ACTOR, else user@host."""
+    """Who acts if nobody is named: FAIRLANE_ACTOR, otherwise user@host."""
     if named := os.environ.get("FAIRLANE_ACTOR", "").strip():
         return named
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number that has no name
+    except (KeyError, OSError):  # in a container, the uid may have no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
 
@@ -735,7 +735,7 @@ _SECRETS = re.compile(r"(?<=[?&])((?:ssl)?password)=[^&]*", re.IGNORECASE)
 
 
 def without_password(url: str) -> str:
-    """A URL that may be shown."""
+    """The URL without its password, to be shown."""
     head, at, tail = url.rpartition("@")
     scheme, separator, login = head.partition("://")
     shown = f"{scheme}{separator}{login.partition(':')[0]}{at}{tail}" if at else url

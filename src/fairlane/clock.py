@@ -19,7 +19,7 @@ from fairlane.parameters import checked, shown
 Instant = int
 SECOND = 1_000_000
 MAX_DURATION = 9 * 10**18
-"""What a database can hold; no program waits for that long."""
+"""The longest duration that a database can hold."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -28,18 +28,18 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)\s*")
 
 
 class Clock(Protocol):
-    """What tells the time, and waits for it."""
+    """A source of time, and a way to wait for a time."""
 
     def now(self) -> Instant:
         """The wall clock."""
         ...
 
     def monotonic(self) -> Instant:
-        """A clock for measuring how long something took: it never steps back."""
+        """A clock for measuring durations: it never goes back."""
         ...
 
     async def sleep_until(self, moment: Instant) -> None:
-        """Return once `now()` is at or past `moment`, or would be, had the clock not been set back meanwhile."""
+        """Return once `now()` has reached `moment`, or would have if the clock had not been set back meanwhile."""
         ...
 
 
@@ -53,15 +53,15 @@ class SystemClock:
         return time.monotonic_ns() // 1_000
 
     async def sleep_until(self, moment: Instant) -> None:
-        # In slices of at most a minute: a laptop that slept, or a clock that was set forward, is noticed. A clock that
-        # is set back makes no wait longer.
+        # In slices of at most a minute, to notice that a laptop slept or that the clock was set forward. Setting the
+        # clock back makes no wait longer.
         ends_at = self.monotonic() + moment - self.now()
         while (left := min(moment - self.now(), ends_at - self.monotonic())) > 0:  # noqa: ASYNC110 - it waits for time
             await asyncio.sleep(min(left / SECOND, 60.0))
 
 
 class ManualClock:
-    """A clock that moves only when told to. Sleepers wake in the order of their times."""
+    """A clock that moves only when it is set. Sleepers wake in the order of their times."""
 
     @checked()
     def __init__(self, start: datetime | None = None) -> None:
@@ -77,13 +77,13 @@ class ManualClock:
         return self._now + self._set_back
 
     def advance(self, by: timedelta | str | float) -> None:
-        """Move time forward, and wake whoever slept until then."""
+        """Move time forward, and wake all who sleep until then."""
         self.set(self._now + microseconds(by))
 
     @checked()
     def set(self, moment: Instant) -> None:
-        """Put the clock at `moment`. Backwards too: a clock that steps back is a case worth testing, and no time passes
-        for those who sleep."""
+        """Set the clock to `moment`. It can go back too, which is a case worth testing: no time passes for those who
+        sleep."""
         self._set_back += max(0, self._now - moment)
         self._now = moment
         reached = self.monotonic()
@@ -123,7 +123,7 @@ def as_instant(moment: datetime) -> Instant:
 
 
 def as_datetime(moment: Instant) -> datetime:
-    """The aware `datetime` (UTC) of an instant, exactly; of one that no `datetime` can hold, the last or the first."""
+    """The aware `datetime` (UTC) of an instant, exactly; beyond the range of `datetime`, the last or the first one."""
     try:
         return _EPOCH + moment * _MICROSECOND
     except OverflowError:
@@ -146,7 +146,7 @@ def microseconds(duration: timedelta | str | float) -> int:
 
 
 def duration_of(name: str, duration: timedelta | str | float) -> int:
-    """The same for a parameter, which is named in errors."""
+    """`microseconds` for a parameter, whose name is given in errors."""
     try:
         return microseconds(duration)
     except ConfigurationError as error:
@@ -179,7 +179,7 @@ def duration_text(duration: int) -> str:
 
 
 def lasting(seconds: float) -> str:
-    """A duration in the unit that suits it: 3.2 s, 45 s, 12 min, 5 h, 3 d."""
+    """A duration in a suitable unit: 3.2 s, 45 s, 12 min, 5 h, 3 d."""
     for least, size, unit in ((172_800, 86_400, "d"), (7_200, 3_600, "h"), (100, 60, "min")):
         if seconds >= least:
             return f"{seconds / size:.0f} {unit}"
@@ -194,5 +194,5 @@ def measured(seconds: float) -> str:
 
 
 def iso_text(moment: Instant | None) -> str | None:
-    """An instant as JSON has it."""
+    """An instant as ISO 8601 text, for JSON."""
     return None if moment is None else as_datetime(moment).isoformat()

@@ -28,19 +28,19 @@ from fairlane.parameters import checked
 
 
 class PayloadCodec(Protocol):
-    """What arguments and results are stored as, beyond JSON: compressed, or encrypted."""
+    """Compresses or encrypts arguments and results before they are stored."""
 
     def encode(self, document: bytes) -> bytes:
-        """What is stored for this JSON."""
+        """The bytes to store for this JSON document."""
         ...
 
     def decode(self, stored: bytes) -> bytes:
-        """The JSON that was stored as this. What it raises sets the job aside, with the reason."""
+        """The JSON document of these stored bytes. If it raises, the job is dead, with that error."""
         ...
 
 
 _AS_IS = (bool, float, int, str)
-"""Types that JSON gives back as they were: a value that already has the type needs no conversion."""
+"""Types that survive JSON unchanged: a value that already has the type needs no conversion."""
 
 
 _taught: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {}
@@ -48,9 +48,9 @@ _taught: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {}
 
 @checked()
 def payload_type(kind: type, *, encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> None:
-    """Let values of a class be arguments and results: what `encode` makes of one is stored, and `decode` reads it back.
+    """Allow values of a class as arguments and results: `encode` returns what to store, and `decode` reads it back.
 
-    For classes that have no JSON form of their own. A parameter of this class must be annotated with it.
+    For classes without a JSON form of their own. A parameter of this class must be annotated with it.
     """
     _taught[kind] = (encode, decode)
 
@@ -94,7 +94,7 @@ def _convert(value: Any, kind: Any) -> Any:
 
 
 class Codec:
-    """What one function's calls and results look like in the store."""
+    """Encodes and decodes the calls and results of one function."""
 
     def __init__(
         self,
@@ -135,12 +135,12 @@ class Codec:
         self._places = {name: place for place, name in enumerate(self._positional)}
 
         self.parameters = frozenset(self._defaults)
-        """The names that a key can be taken from."""
+        """Names of parameters that keys can be taken from."""
 
     # The producer's side.
 
     def check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse a call that the function itself would refuse, while its author is still there to see it."""
+        """Refuse a call that the function itself would refuse, where the call is made."""
         # The usual shapes are decided without `bind`, which takes longer than all the rest of an enqueue.
         if self._is_plain and len(args) <= len(self._positional):
             if not kwargs:
@@ -160,17 +160,17 @@ class Codec:
             raise InvalidJob(f"task {self.name!r}: {error}; its parameters are {self.signature}") from None
 
     def argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The value that the parameter `name` has in a call that was checked, its default included."""
+        """The value of a parameter in a call that was checked, or its default."""
         place = self._places.get(name, len(args))
         return args[place] if place < len(args) else kwargs.get(name, self._defaults[name])
 
     @property
     def is_sealed(self) -> bool:
-        """What is stored can be read by this app only."""
+        """Whether stored payloads can be read by this app only."""
         return self._stored_as is not None
 
     def unsealed_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """A call that was encoded before, as JSON; for what is not stored."""
+        """A call as plain JSON, to be shown and not stored."""
         return _encode((args, kwargs))
 
     def encode_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> bytes:
@@ -226,7 +226,7 @@ class Codec:
         return self._hints.get("return", Any)
 
     def check_types(self) -> None:
-        """Refuse annotations that arguments or the result could never be read by."""
+        """Refuse annotations that no argument or result could ever be read as."""
         for name, kind in [*self._kinds.items(), ("return", self._result_kind)]:
             try:
                 msgspec.json.Decoder(kind, dec_hook=_decode_other)
@@ -235,7 +235,7 @@ class Codec:
                 raise ConfigurationError(f"task {self.name!r}: {what} cannot be read from JSON: {error}") from None
 
     def decode_call(self, payload: bytes) -> tuple[Sequence[Any], dict[str, Any]]:
-        """The call as it was made, or `UndecodablePayload` with the reason."""
+        """The call, by the annotations of the function; `UndecodablePayload` if it cannot be read."""
         try:
             args, kwargs = _decode(payload if self._stored_as is None else self._stored_as.decode(payload))
             kinds = self._kinds
@@ -250,7 +250,7 @@ class Codec:
         return args, kwargs
 
     def plain_call(self, payload: bytes) -> tuple[list[Any], dict[str, Any]]:
-        """The call in plain JSON values, for whoever shows it or hands it on; or `UndecodablePayload`."""
+        """The call in plain JSON values, to be shown or passed on; `UndecodablePayload` if it cannot be read."""
         try:
             args, kwargs = _decode(payload if self._stored_as is None else self._stored_as.decode(payload))
             self.check_call(args, kwargs)
@@ -279,7 +279,7 @@ class Codec:
             raise ValueError(f"argument {name!r}: {error}") from error
 
     def encode_result(self, value: Any, max_bytes: int) -> bytes | None:
-        """`None` takes no space at all."""
+        """The result as it is stored; `None` is stored as nothing."""
         if value is None:
             return None
         try:
@@ -298,7 +298,7 @@ class Codec:
         return encoded
 
     def encode_context(self, context: Mapping[str, Any], max_bytes: int) -> str:
-        """What a producer tells of a job besides its arguments."""
+        """The context that a producer gives with a job."""
         try:
             encoded = _said(_encode, dict(context))
         except Exception as error:
@@ -324,7 +324,7 @@ class Codec:
 
 
 def encode_value(key: str, value: Any, max_bytes: int) -> bytes:
-    """A value of the key-value store. What says the same has the same bytes, whatever order it was written in."""
+    """A value of the key-value store as bytes. Equal values have equal bytes, whatever the order of their keys."""
     try:
         encoded = _said(_encode_sorted, value)
     except Exception as error:
@@ -345,7 +345,7 @@ def decode_value(encoded: bytes) -> Any:
 
 
 def _said(encode: Callable[[Any], bytes], value: Any) -> bytes:
-    """A value as JSON, if it has that form."""
+    """A value as JSON; refuse NaN and infinity."""
     encoded = encode(value)
     if b"null" in encoded and _has_unsayable_float(value):
         raise ValueError("NaN and infinity have no JSON form")

@@ -1,4 +1,4 @@
-"""What is checked where an app is declared: keys that can be provided, names of tasks, settings that make sense."""
+"""Checks of declarations: names of queues and tasks, keys that tasks can provide, and settings of an app."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fairlane.task import Duration, KeySource, Task
 
 _QUEUE_NAME = re.compile(rf"{NAME}\Z")
 LARGEST_PAYLOAD = 1 << 30
-"""Bytes: as much as PostgreSQL keeps in one value."""
+"""Bytes: the most that PostgreSQL stores in one value."""
 MOST_KEPT = 1_000_000
-"""Finished jobs that can be kept by count: every sweep counts them."""
+"""The most finished jobs that can be kept by count: every sweep counts them."""
 
 
 def check_name(name: str, declared: Collection[str]) -> None:
-    """Refuse a queue's name that is taken, or that a partition has or could have."""
+    """Refuse a queue name that is taken, or that could be the name of a partition."""
     if name in declared:
         raise ConfigurationError(f"queue {name!r} is declared twice; put its whole policy into one declaration")
     if (partition := parse_partition(name)) is not None:
@@ -39,14 +39,14 @@ def check_name(name: str, declared: Collection[str]) -> None:
 
 
 def check_options(what: str, given: Iterable[str], known: Collection[str], remedy: str = "") -> None:
-    """Refuse an option that there is not, with the one that is meant, or with the remedy for this name."""
+    """Refuse unknown options, with the one that is probably meant or with the remedy."""
     for name in given:
         if name not in known:
             refuse_unknown_option(what, name, known, remedy.format(name))
 
 
 def width_of(queue: str, partitions: object, by: Collection[str], per_partition: Collection[Limit]) -> int:
-    """The number of partitions that a queue is declared with. What is said about them needs one."""
+    """The number of partitions that a queue is declared with. Other options about partitions need it."""
     for given, value in (("partition_by", by), ("per_partition", per_partition)):
         if partitions is None and value:
             raise ConfigurationError(
@@ -57,7 +57,7 @@ def width_of(queue: str, partitions: object, by: Collection[str], per_partition:
 
 
 def check_keys(policy: Policy, tasks: Iterable[Task[..., Any]]) -> None:
-    """Refuse a policy that looks at a key which no task of its queue can provide."""
+    """Refuse a policy that uses a key which no task of its queue can provide."""
     listed = list(tasks)
     if not listed:
         return
@@ -77,7 +77,7 @@ def check_keys(policy: Policy, tasks: Iterable[Task[..., Any]]) -> None:
 
 
 def check_divided_by(queue: str, by: Iterable[str], carried: Iterable[str], tasks: Iterable[Task[..., Any]]) -> None:
-    """Refuse to divide a queue by a key that its jobs do not carry by its policy, and none of its tasks can provide."""
+    """Refuse to divide a queue by a key that its jobs do not carry, and none of its tasks can provide."""
     listed, known = list(tasks), {*carried}
     for key in by:
         if listed and key not in known and not any(task.can_provide(key) for task in listed):
@@ -90,7 +90,7 @@ def check_divided_by(queue: str, by: Iterable[str], carried: Iterable[str], task
 
 
 def key_source(keys: KeySource | Iterable[str]) -> KeySource:
-    """Where keys come from, in one form: names, a function, or nothing."""
+    """The source of keys in one form: names, a function, or `None`."""
     if keys is None or callable(keys):
         return keys
     try:
@@ -103,13 +103,13 @@ def key_source(keys: KeySource | Iterable[str]) -> KeySource:
 
 
 def names(given: object) -> Any:
-    """One name or several, in any form in which they can be listed; whether they are names, others check."""
+    """One name or several, from any iterable. Whether they are names is checked elsewhere."""
     is_listed = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
     return tuple(given) if is_listed else given  # type: ignore[arg-type]
 
 
 def check_task_place(name: object, queue: object) -> None:
-    """Refuse a name that a task, or its queue, cannot have."""
+    """Refuse invalid names of a task or of its queue."""
     is_text = isinstance(name, str) and bool(name.strip()) and is_storable(name)
     if name is not None and not (is_text and len(str(name).encode()) <= MAX_KEY_BYTES):
         raise ConfigurationError(
@@ -123,7 +123,7 @@ def check_task_place(name: object, queue: object) -> None:
 
 
 def check_function(function: Any, name: str | None) -> None:
-    """Refuse what a worker could not call as it was declared: a task is a plain function."""
+    """Refuse what a worker could not call: a task is a plain function."""
     what = f"task: {shown(function)}"
     place = getattr(function, "__qualname__", None)
     if inspect.isclass(function):
@@ -151,7 +151,7 @@ def check_function(function: Any, name: str | None) -> None:
 
 
 def _is_method(function: Any, place: str) -> bool:
-    """Whether it stands in a class, and is written to be called on an object of it."""
+    """Whether it is defined in a class and takes an object of it."""
     owner = place.rpartition(".")[0]
     if not owner or owner.endswith("<locals>"):
         return False
@@ -160,12 +160,12 @@ def _is_method(function: Any, place: str) -> bool:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives something to await."""
+    """Whether calling it returns a coroutine."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """`module.qualname`. A script that runs as `__main__` goes by the name that importing it would give it."""
+    """`module.qualname`. For a script that runs as `__main__`, the name that it would be imported by."""
     module = function.__module__
     if module == "__main__":
         main = sys.modules["__main__"]
@@ -193,7 +193,7 @@ def checked_time(name: str, duration: Duration) -> int:
 
 
 def checked_count(count: object) -> int | None:
-    """How many finished jobs are kept at most; `None`: as many as there are."""
+    """The most finished jobs to keep; `None` means no limit."""
     if count is None:
         return None
     if not is_whole(count) or not 0 <= count <= MOST_KEPT:
@@ -204,7 +204,7 @@ def checked_count(count: object) -> int | None:
 
 
 def folder_of(frame: FrameType | None) -> Path:
-    """Where the file lies whose code called this frame."""
+    """The folder of the file whose code called this frame."""
     caller = frame.f_back if frame else None
     while caller and caller.f_globals.get("__name__") == parameters.__name__:  # it checks what the call was given
         caller = caller.f_back

@@ -1,4 +1,4 @@
-"""Effects as programs write them: calls and values that land with the end of a job, or not at all."""
+"""Effects: follow-up calls and values that land with the end of a job, or not at all. And the key-value store."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Effects:
         return f"Effects(enqueue={self.enqueue!r}, put={self.put!r}, delete={self.delete!r})"
 
     def copy(self) -> Effects:
-        """The same, which no longer changes with the original."""
+        """A copy that does not change with the original."""
         return Effects(enqueue=self.enqueue, put=self.put, delete=self.delete)
 
 
 def landed_of(effects: StampedEffects | None, conflicts: Mapping[UUID, Conflict] | None) -> Landed:
-    """What landed of these effects, given what met a unique key that another job holds; `None`: nobody knows."""
+    """The outcome of these effects, given the conflicts of follow-ups, or `None` if those are not known."""
     if not effects:
         return Landed()
     jobs = []
@@ -60,7 +60,7 @@ def landed_of(effects: StampedEffects | None, conflicts: Mapping[UUID, Conflict]
 
 
 def became(job: UUID, conflicts: Mapping[UUID, Conflict]) -> tuple[Outcome, UUID]:
-    """What became of the enqueue of a job, and the job that stands for it: itself, or who holds its unique key."""
+    """The outcome of enqueuing a job, and the job that stands for it: itself, or the holder of its unique key."""
     conflict = conflicts.get(job)
     if conflict is None:
         return Outcome.ENQUEUED, job
@@ -89,23 +89,23 @@ class Absent:
         return "ABSENT"
 
     def __reduce__(self) -> str:
-        return "ABSENT"  # a copy is the thing itself
+        return "ABSENT"  # pickled and copied as the one object
 
 
 ABSENT = Absent()
-"""No value: what `compare_and_set` may expect, and may leave behind. (`None` is a value like any other.)"""
+"""No value: `compare_and_set` can expect it, and can set it. (`None` is a value like any other.)"""
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Some of what a scan finds, in the order of the keys' bytes."""
+    """A page of a scan, in byte order of the keys."""
 
     items: list[tuple[str, Any]]
     next: str | None
-    """What to give as `after=` to go on; `None`: there is no more."""
+    """Pass it as `after=` to get the next page; `None` on the last page."""
 
 
 class ValueSource(Protocol):
-    """What the values ask of their app."""
+    """What the values need from their app."""
 
     max_payload: int
 
@@ -115,7 +115,7 @@ class ValueSource(Protocol):
 
 
 class Values:
-    """Values by key: `app.values`. Durable when a call returns, or with the caller's transaction `tx`."""
+    """The key-value store: `app.values`. Writes are durable when a call returns, or when `tx` commits."""
 
     def __init__(self, source: ValueSource) -> None:
         self._source = source
@@ -128,20 +128,20 @@ class Values:
 
     @known_options
     async def put(self, key: str, value: Any, *, tx: Any = None) -> None:
-        """Set a key's value, whatever it was."""
+        """Set the value of a key."""
         encoded = encode_value(checked_key(key), value, self._source.max_payload)
         await (await self._source.opened()).run(records.put_value(key, encoded), tx)
 
     @known_options
     async def delete(self, key: str, *, tx: Any = None) -> bool:
-        """Remove a key. Returns whether it was there."""
+        """Remove a key. Returns whether it existed."""
         return await (await self._source.opened()).run(records.delete_value(checked_key(key)), tx)
 
     @known_options
     async def compare_and_set(self, key: str, expected: Any, value: Any, *, tx: Any = None) -> bool:
-        """Set a key's value if it is the expected one now, in one step. Returns whether it was.
+        """Set the value of a key if its current value is the expected one, atomically. Returns whether it was.
 
-        `ABSENT` as `expected` means that the key is not there, as `value` that it is to be removed.
+        `ABSENT` as `expected` means that the key does not exist; as `value`, that it is removed.
         """
         most = self._source.max_payload
         before = None if expected is ABSENT else encode_value(checked_key(key), expected, most)
@@ -152,14 +152,14 @@ class Values:
 
     @known_options
     async def scan(self, prefix: str = "", after: str | None = None, limit: int = 100, *, tx: Any = None) -> Page:
-        """The keys that begin with `prefix`, with their values, a page at a time."""
+        """The keys that start with `prefix` and their values, a page at a time."""
         if not is_whole(limit) or not 1 <= limit <= MOST_ITEMS:
             raise InvalidValue(f"limit={shown(limit)} is not a whole number from 1 to {MOST_ITEMS:,}; take more pages")
         low, end = key_range(
             prefix if prefix == "" else checked_key(prefix),
             None if after is None or after == "" else checked_key(after),
         )
-        # One more than asked for: it says whether there is another page.
+        # One more than asked for, to know whether there is another page.
         found = await (await self._source.opened()).run(records.scan_values(low, end, limit + 1), tx)
         items = [(key, decode_value(value)) for key, value in found[:limit]]
         return Page(items, items[-1][0] if len(found) > limit else None)
@@ -193,22 +193,22 @@ class Values:
 
 
 def key_range(prefix: str, after: str | None) -> tuple[str, str]:
-    """The keys that begin with `prefix` and come after `after` are those from the first text to before the second.
+    """The range of keys that start with `prefix` and come after `after`: from the first text to before the second.
 
-    Texts compare by code point, which is how their bytes in UTF-8 compare.
+    Comparing code points is the same as comparing UTF-8 bytes.
     """
-    # No key holds a NUL, so that this is the very next one.
+    # No key contains a NUL, so this is the very next key.
     low = prefix if after is None else max(prefix, after + "\x01")
     for place in range(len(prefix) - 1, -1, -1):
         if (code := ord(prefix[place])) < 0x10FFFF:
-            # The surrogates are no characters, and have no bytes.
+            # Surrogates are not characters, and have no UTF-8 bytes.
             following = 0xE000 if code == 0xD7FF else code + 1
             return low, prefix[:place] + chr(following)
     return low, BEYOND_EVERY_KEY
 
 
 def checked_key(key: object) -> str:
-    """A key, if it can be one; else `InvalidValue`."""
+    """The key, if it is valid; otherwise `InvalidValue`."""
     if not isinstance(key, str):
         raise InvalidValue(f"the key {shown(key)} is not text; give text, such as 'orders/42'")
     try:

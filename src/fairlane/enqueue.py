@@ -41,14 +41,14 @@ from fairlane.task import Call, Foreseen, Progress, Task
 from fairlane.telemetry.telemetry import Telemetry
 
 Stamp = Callable[[Call[Any]], NewJob]
-"""Makes a job of a call, under the policies in force."""
+"""Builds the job of a call, under the policies in force."""
 
 
 class Stamper:
-    """Stamps calls of one task that have the same options: what holds for all of them is found out once.
+    """Builds jobs from calls of one task with the same options: what they have in common is worked out once.
 
-    `stamp_follow_up` is for what they declare for their death; calls without that need none. Where the policy takes
-    numbers from its jobs, the queue's declaration in this program says how. `trace` is the span that they come from.
+    `stamp_follow_up` builds the jobs of `on_dead`, and is needed by calls that have it. If the policy takes numbers
+    from jobs, `declared`, the queue's declaration in this program, says how. `trace` is the span of the producer.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Stamper:
         self._max_attempts = task.options.max_attempts if options.max_attempts is None else options.max_attempts
         self._unique = task.options.unique if options.unique is None else options.unique
         told = None if options.context is None else task.codec.encode_context(options.context, max_payload)
-        # Beyond what a producer may fill: no job is refused because of a trace.
+        # Not counted against the limit: no job is refused because of a trace.
         self._context = with_trace(told, trace)
         if self._priority and policy.sequence is not None:
             raise InvalidJob(
@@ -82,13 +82,13 @@ class Stamper:
                 f"task {task.name!r}: queue {policy.queue!r} has no partition={options.partition}, it is not divided; "
                 f"leave partition= out, or divide it: `fairlane partition {policy.queue} --to …`"
             )
-        # Without keys and partitions, all their jobs are of one lane.
+        # Without keys and partitions, all their jobs are in one lane.
         self._keyless: tuple[dict[str, str | None], bytes, dict[str, str | None]] | None = None
         if task.options.keys is None and not policy.stamped_keys and not options.keys and policy.partition is None:
             self._keyless = {}, *_lane(policy.queue, self._priority, task.name, policy.lane_keys)
 
     def stamp(self, call: Call[Any], job: UUID) -> NewJob:
-        """The job that a call asks for."""
+        """The job of a call."""
         task, options, policy, args, kwargs = self.task, self.options, self._policy, call.args, call.kwargs
         codec, priority = task.codec, self._priority
         if self._keyless is None:
@@ -124,14 +124,14 @@ class Stamper:
 def _lane(
     queue: str, priority: int, task: str, names: tuple[str, ...], *keys: tuple[str, str | None]
 ) -> tuple[bytes, dict[str, str | None]]:
-    """The lane of a job of these keys, and those that tell it apart. Nobody writes to them."""
+    """The lane of a job with these keys, and the keys that identify the lane. Neither is ever changed."""
     held = dict(keys)
     lane_keys = {name: task if name == "task" else held[name] for name in names}
     return lane_id(queue, priority, lane_keys), lane_keys
 
 
 def _partition(call: Call[Any], job: UUID, policy: Policy, partition: Partition, keys: Mapping[str, str | None]) -> str:
-    """The partition that a job goes to: where its keys belong, unless its producer says otherwise."""
+    """The partition that a job goes to: that of its keys, unless the producer chooses another."""
     index, key = call.options.partition, call.options.partition_key
     if partition.index:
         chosen = "" if partition.by else f", or with using(queue={partition.of!r}, partition={partition.index})"
@@ -141,7 +141,7 @@ def _partition(call: Call[Any], job: UUID, policy: Policy, partition: Partition,
         )
     if index is None and key is ABSENT:
         home = partition.home_of(keys)
-        # Without partition_by any partition will do: ids are as good as dice, and the same job goes the same way.
+        # Without partition_by any partition will do: an id is as good as random, and a job always goes the same way.
         return partition_name(partition.of, partition_of((str(job),), partition.width) if home is None else home)
     what = f"task {call.task.name!r}: queue {partition.of!r}"
     if partition.by:
@@ -161,12 +161,12 @@ def _partition(call: Call[Any], job: UUID, policy: Policy, partition: Partition,
 
 
 def _named(call: Call[Any], queue: str) -> str:
-    """How to name a queue where the call names another."""
+    """How to name this queue instead of the one that the call names."""
     return f"declare the task with queue={queue!r}" if call.options.queue is None else f"enqueue to {queue!r}"
 
 
 def stamped_effects(effects: Effects, stamp: Stamp, max_value: int) -> StampedEffects:
-    """Effects as the store takes them; whatever cannot be stored is refused here, before anything is."""
+    """Effects as the store takes them. What cannot be stored is refused here, before anything is written."""
     for call in effects.enqueue:
         if not isinstance(call, Call):
             raise InvalidJob(f"a follow-up is a call, not a {type(call).__name__}; write task.call(…)")
@@ -180,7 +180,7 @@ def stamped_effects(effects: Effects, stamp: Stamp, max_value: int) -> StampedEf
 
 
 def _on_dead(task: Task[..., Any], job: UUID, effects: Effects, stamp: Stamp | None, max_payload: int) -> bytes | None:
-    """What a job declares for its death, as it is stored with it; nothing, if it says nothing."""
+    """The `on_dead` effects of a job, as they are stored with it; `None` if they are empty."""
     assert stamp is not None, "calls that declare something for their death are stamped by a producer"
     stamped = stamped_effects(effects, stamp, max_payload)
     if not stamped:
@@ -206,7 +206,7 @@ def _on_dead(task: Task[..., Any], job: UUID, effects: Effects, stamp: Stamp | N
 def _numbers(
     call: Call[Any], job: UUID, policy: Policy, declared: Policy | None, keys: Mapping[str, str | None], priority: int
 ) -> dict[str, float]:
-    """What the policy takes from this job."""
+    """The numbers that the policy takes from this job."""
     task = call.task.name
     given = call.options.context or {}
     for name in given.keys() & keys.keys():
@@ -271,7 +271,7 @@ def _keys(task: Task[..., Any], policy: Policy, call: Call[Any]) -> dict[str, st
 
 
 def _own(task: Task[..., Any], given: object) -> Mapping[str, object]:
-    """Keys as a user gives them: names, and none of ours."""
+    """Keys as a user gives them, checked: valid names, and none that is built in."""
     if not isinstance(given, Mapping):
         raise InvalidKey(
             f"task {task.name!r}: keys are a mapping of names to values, not a {type(given).__name__}; give one, "
@@ -290,14 +290,14 @@ def _own(task: Task[..., Any], given: object) -> Mapping[str, object]:
 log = logging.getLogger("fairlane.app")
 
 STAMP_AT_ONCE = 250
-"""Jobs of a bulk that are stamped before other coroutines get a turn: another bulk may be on its way to the server."""
+"""Jobs of a bulk that are built before other coroutines get a turn: another bulk may be on its way to the server."""
 POLICIES_LAST = 30 * SECOND
-"""Policies in force are looked up again after this time, although they have the same versions: an operator may have
-changed limits of theirs."""
+"""Policies in force are read again after this time even if their versions are the same: an operator may have overridden
+their limits."""
 
 
 class Producing:
-    """Stamps calls. It remembers the policies in force."""
+    """Builds and stores jobs. It remembers the policies in force."""
 
     def __init__(
         self,
@@ -369,7 +369,7 @@ class Producing:
         return jobs, stored, await self._store.enqueue(stored, tx, told), verdicts
 
     async def foreseen(self, call: Call[Any]) -> Foreseen:
-        """What storing this call would do now."""
+        """What enqueuing this call would do now."""
         (job,) = await self.stamped([call])
         if (await self.judged([job])).refused:
             return Foreseen(Outcome.FULL)
@@ -398,7 +398,7 @@ class Producing:
         return jobs
 
     async def judged(self, jobs: Sequence[NewJob], tx: Any = None, *, pace: bool = False) -> Verdicts:
-        """What full backlogs mean for these jobs. With `pace` they wait for room first, and none is refused."""
+        """What full backlogs mean for these jobs. With `pace`, wait for room first, and refuse none."""
         if pace:
             await self._pacing.wait_for_jobs(self.policies, jobs)
         verdicts = await self._pacing.judge(self.policies, jobs, tx)
@@ -435,7 +435,7 @@ class Producing:
         return await self._pacing.wait_for_keys(policy, keys, until)
 
     def stamp(self, call: Call[Any]) -> NewJob:
-        """The job of one call, here and now: for handlers, which may be in a thread."""
+        """The job of one call, without I/O: for handlers, which may run in a thread."""
         name = _queue_of(call)
         policy = self.policies.get(name) or self._source_of(name)
         if policy is None:
@@ -477,7 +477,7 @@ class Producing:
         return next(iter(self._declared(queue)), None)
 
     async def _learn_all(self, effects: Effects) -> None:
-        """The policies of follow-ups, and of what may follow upon those."""
+        """Learn the policies of follow-ups, and of their own follow-ups."""
         for call in effects.enqueue:
             if isinstance(call, Call):  # else it is refused when it is stamped
                 if _queue_of(call) not in self.policies:
@@ -498,7 +498,7 @@ class Producing:
 
 
 class _Telling:
-    """Tells a program how far a bulk has come. Its error is logged, and it is told no more: the bulk goes on."""
+    """Reports the progress of a bulk to the program. If that fails, it is logged and not called again."""
 
     def __init__(self, progress: Progress, count: int) -> None:
         self._progress: Progress | None = progress
@@ -523,13 +523,13 @@ def _unknown(call: Call[Any]) -> UnknownQueue:
 
 
 FIRST_LOOK, LAST_LOOK = SECOND // 20, SECOND
-"""How long whoever waits for room waits between two looks: twice as long each time, up to a second."""
+"""How long to wait for room before looking again: twice as long each time, up to a second."""
 REMEMBERED = 10_000
-"""Full backlogs that are remembered, so that each is logged once."""
+"""How many full backlogs are remembered, so that each is logged once."""
 
 
 class Pacing:
-    """Asks how many jobs wait, for the queues that bound it."""
+    """Counts waiting jobs, for queues with a backlog limit."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -580,7 +580,7 @@ class Pacing:
         return True
 
     def _tell(self, policy: Policy, joined: Iterable[Joined], verdicts: Verdicts) -> None:
-        """Log a backlog when it turns out to be full, not every job that meets it."""
+        """Log a backlog once when it becomes full, not for every job that finds it full."""
         asked = {(policy.queue, name, values) for each in joined for name, _, values in each.values()}
         met = (*verdicts.told.values(), *verdicts.refused.values())
         full = {(each.queue, each.limit, tuple(each.key.values())): each for each in met}

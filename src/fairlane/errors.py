@@ -80,7 +80,7 @@ __all__ = [
 
 
 class FairlaneError(Exception):
-    """What Fairlane raises derives from this."""
+    """The base of all errors that Fairlane raises."""
 
 
 class ConfigurationError(FairlaneError, ValueError):
@@ -183,15 +183,15 @@ class InvalidValue(FairlaneError, ValueError):
 
 
 class UnknownTask(FairlaneError, LookupError):
-    """A name that no task of this app answers to."""
+    """There is no task with this name in this app."""
 
 
 class UnknownQueue(FairlaneError, LookupError):
-    """A name that no queue of this app or store answers to."""
+    """There is no queue with this name in this app or store."""
 
 
 class UnknownSchedule(FairlaneError, LookupError):
-    """A name that no schedule of this store answers to."""
+    """There is no schedule with this name in this store."""
 
 
 class JobNotFound(FairlaneError, LookupError):
@@ -223,7 +223,7 @@ class JobCancelled(FairlaneError):
 
 
 class ResultTimeout(FairlaneError, TimeoutError):
-    """The job has not ended within the time given; it goes on all the same."""
+    """The job has not ended within the timeout; it goes on."""
 
 
 class ClaimLost(FairlaneError):
@@ -257,7 +257,7 @@ class UndecodablePayload(FairlaneError):
 
 
 class StoreUnavailable(FairlaneError, ConnectionError):
-    """The database cannot be reached, or does not do for now what it was asked."""
+    """The database cannot be reached, or temporarily refuses requests."""
 
     def __init__(self, message: str = "", remedy: str = "") -> None:
         super().__init__(f"{message}; {remedy}" if remedy else message)
@@ -268,16 +268,16 @@ class StoreUnavailable(FairlaneError, ConnectionError):
 
 
 class StoreLost(FairlaneError):
-    """The file of a SQLite database was deleted, moved or replaced while this program had it open. No wait brings it
-    back: what was written since, nobody finds."""
+    """The file of a SQLite database was deleted, moved or replaced while this program had it open. Waiting does not
+    bring it back: what was written since then is lost."""
 
 
 class WorkerDied(FairlaneError):
-    """A loop of a worker ended by itself, and the worker stopped because of it."""
+    """A loop of a worker died, and the worker stopped because of it."""
 
 
 class Signal(Exception):
-    """Raised by a handler to say how its job goes on; `-> int` stays true."""
+    """Raised by a handler to say how its job goes on, so that its return type stays true."""
 
 
 class Snooze(Signal):
@@ -326,8 +326,8 @@ class Cancel(Signal):
 
 
 def _check_signal(signal: Signal, reason: object, *delays: timedelta | str | float) -> None:
-    """Refuse a signal that says nothing while its handler is still there: the traceback leads to the line."""
-    # Both need the errors above.
+    """Refuse an invalid signal where the handler raises it, so that the traceback leads to the line."""
+    # Both import the errors above.
     from fairlane.clock import duration_of
     from fairlane.parameters import check_value
 

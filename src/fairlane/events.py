@@ -1,4 +1,4 @@
-"""What happens to jobs and workers, as values: what the handlers of `app.on_event` are given.
+"""What happens to jobs and workers, as values: handlers of `app.on_event` get them.
 
 A closed set, drawn here:
 
@@ -37,7 +37,7 @@ class Event:
     """Something that happened in this process."""
 
     at: Instant
-    """When, in microseconds since 1970, by the store's clock as far as this process knows it."""
+    """When, in microseconds since 1970, by this process's estimate of the store's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class JobEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobsEnqueued(JobEvent):
-    """Jobs of one task were stored by one call. With the caller's transaction: they are there once it commits."""
+    """Jobs of one task were stored by one call. With a caller's transaction, they exist once it commits."""
 
     task: str
     jobs: tuple[UUID, ...]
@@ -57,7 +57,7 @@ class JobsEnqueued(JobEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobsClaimed(JobEvent):
-    """One claim brought these jobs, in the order in which they start. A claim that brings none is no event."""
+    """One claim returned these jobs, in the order in which they start. An empty claim is not an event."""
 
     worker: str
     jobs: tuple[UUID, ...]
@@ -74,12 +74,12 @@ class JobStarted(JobEvent):
     keys: Mapping[str, str | None]
     attempt: int
     waited: timedelta
-    """Since it was enqueued: a delay that its producer asked for, and earlier attempts, are part of it."""
+    """Time since it was enqueued, including a delay that its producer asked for, and earlier attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnded(JobEvent):
-    """A handler has ended. Its outcome is on its way to the database: `ClaimsLost` follows where that refuses it."""
+    """A handler has ended. Its outcome is being recorded; `ClaimsLost` follows if the database refuses it."""
 
     worker: str
     job: UUID
@@ -90,10 +90,10 @@ class JobEnded(JobEvent):
     outcome: str
     """`done`, `failed`, `retry`, `snoozed`, `dead`, `cancelled`, `lost`; `claim lost` where nothing is recorded."""
     state: State | None
-    """What the job is to be now; `None` where nothing is recorded."""
+    """The new state of the job; `None` if nothing is recorded."""
     ran: timedelta
     error: str | None
-    """As it is stored with the attempt: a line, then the traceback."""
+    """As stored with the attempt: one line, then the traceback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class WorkerEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimsLost(WorkerEvent):
-    """These jobs were taken over: their leases had run out. They run again, and nothing of these runs is recorded."""
+    """These jobs were taken over because their leases expired. They run again; nothing of these runs is recorded."""
 
     jobs: tuple[UUID, ...]
 
@@ -120,14 +120,14 @@ class FollowUpsNotStored(WorkerEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobsReaped(WorkerEvent):
-    """The leases of workers that are gone ran out, and this worker ended their claims."""
+    """Leases of workers that are gone expired, and this worker ended their claims."""
 
     jobs: tuple[UUID, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatesRecounted(WorkerEvent):
-    """Gates of a queue did not count the jobs that run, and this worker has counted them anew."""
+    """Gates of a queue did not match the running jobs, and this worker has recounted them."""
 
     queue: str
     gates: int
@@ -135,14 +135,14 @@ class GatesRecounted(WorkerEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStarted(WorkerEvent):
-    """A worker serves these queues from now on."""
+    """A worker starts to serve these queues."""
 
     queues: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStopping(WorkerEvent):
-    """It claims nothing more, and lets what runs end."""
+    """It claims nothing more, and waits for running jobs."""
 
     running: int
 
@@ -157,16 +157,16 @@ class WorkerStopped(WorkerEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesRenewed(WorkerEvent):
-    """What it holds, it holds for another lease."""
+    """It has renewed the leases of the jobs that it holds."""
 
     leases: int
     gone: int
-    """Those that were no longer there: another worker has taken their jobs over."""
+    """Leases that no longer existed: other workers have taken over their jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopDied(WorkerEvent):
-    """One of its loops died. It is not well, lets what runs end, and raises `WorkerDied`."""
+    """One of its loops died. It becomes unhealthy, waits for running jobs, and raises `WorkerDied`."""
 
     loop: str
     cause: str
@@ -174,7 +174,7 @@ class LoopDied(WorkerEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLost(WorkerEvent):
-    """The database cannot be reached, or refuses what it is asked. What runs goes on."""
+    """The database cannot be reached, or refuses requests. Running jobs go on."""
 
     doing: str
     error: str
@@ -202,4 +202,4 @@ EVENTS: tuple[type[Event], ...] = (
     StoreLost,
     StoreReturned,
 )
-"""Every kind of event that there is."""
+"""Every kind of event."""

@@ -16,7 +16,7 @@ from fairlane.clock import Instant
 
 
 class State(IntEnum):
-    """Where a job is in its life. The numbers are stored."""
+    """The state of a job. The numbers are stored."""
 
     SCHEDULED = 0
     READY = 1
@@ -34,18 +34,18 @@ class State(IntEnum):
 
 
 class Outcome(IntEnum):
-    """What became of an enqueue."""
+    """The outcome of an enqueue."""
 
     ENQUEUED = 0
     """Stored as a new job."""
     REPLACED = 1
-    """Stored, and the job that held its unique key and had not started was cancelled."""
+    """Stored; the job that held its unique key and had not started was cancelled."""
     DUPLICATE = 2
     """Not stored: the job that holds its unique key stands for it."""
     REFUSED = 3
-    """Not stored: another job holds its unique key, and that was to be an error."""
+    """Not stored: another job holds its unique key, and `on_conflict` says to refuse."""
     FULL = 4
-    """Not stored: as many jobs wait as its backlog holds, and more were to be refused."""
+    """Not stored: its backlog is full, and refuses more."""
 
     @property
     def is_stored(self) -> bool:
@@ -74,7 +74,7 @@ class UniqueKey(msgspec.Struct, frozen=True):
     same_payload: bool
 
     def expires_at(self, now: Instant) -> Instant | None:
-        """When a job that is enqueued now gives the key free by time."""
+        """When the key expires for a job that is enqueued now."""
         return None if self.window is None else now + self.window
 
 
@@ -87,7 +87,7 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
     priority: int
     lane: bytes
     lane_keys: dict[str, str | None]
-    """The keys that tell lanes apart, in canonical form."""
+    """The keys that identify the lane, in canonical form."""
     keys: dict[str, str | None]
     """All keys stamped on the job."""
     payload: bytes
@@ -100,11 +100,11 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
     on_dead: bytes | None = None
     """What is to land when it dies: an `OnDead` as it is stored."""
     given: dict[str, float] | None = None
-    """Numbers that it brings along for its queue's policy, by the name of their limit."""
+    """Numbers for the policy of its queue, by the name of their limit."""
     context: str | None = None
-    """What its producer told of it besides, as JSON."""
+    """The context that its producer gave, as JSON."""
     is_named: bool = False
-    """Its producer chose its id, so that another job may have it."""
+    """Whether its producer chose its id, so that another job may already have it."""
 
 
 class StampedEffects(msgspec.Struct, frozen=True):
@@ -124,9 +124,9 @@ class FollowUp(msgspec.Struct, frozen=True):
     task: str
     queue: str
     outcome: Outcome | None
-    """`None`: not known, because an earlier try had recorded it and nobody heard the answer."""
+    """`None` if not known: an earlier try recorded it, but its answer was lost."""
     job: UUID
-    """The job that was stored; where none was, the one that holds its unique key."""
+    """The job that was stored, otherwise the job that holds its unique key."""
 
     @property
     def is_stored(self) -> bool:
@@ -137,7 +137,7 @@ class Landed(msgspec.Struct, frozen=True):
     """What landed with the end of a job. Values always do; a follow-up whose unique key is held may not."""
 
     enqueue: tuple[FollowUp, ...] = ()
-    """In the order in which they were given."""
+    """In the order given."""
     put: tuple[str, ...] = ()
     delete: tuple[str, ...] = ()
 
@@ -148,15 +148,15 @@ class Landed(msgspec.Struct, frozen=True):
 
 
 NewIds = Callable[[int], Sequence[UUID]]
-"""So many ids that no job has."""
+"""Returns this many fresh ids."""
 
 
 class OnDead(msgspec.Struct, frozen=True):
-    """Effects that wait for a job's death. They can land more than once: who is replayed may die again."""
+    """Effects that land if a job dies. They can land more than once: a job that is replayed may die again."""
 
     effects: StampedEffects
     named: frozenset[UUID] = frozenset()
-    """Follow-ups whose ids were given by the producer. The others have a new one at every death."""
+    """Follow-ups whose ids were given by the producer. The others get a new id each time."""
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -175,7 +175,7 @@ class OnDead(msgspec.Struct, frozen=True):
 
 
 class FrozenKeys(dict[str, str | None]):
-    """The keys of a job that is stored: a mapping that nobody changes. Many jobs share one."""
+    """The keys of a stored job: an immutable mapping, shared by many jobs."""
 
     __slots__ = ()
 
@@ -190,7 +190,7 @@ class FrozenKeys(dict[str, str | None]):
 
 
 SUSPECT_FROM = 2
-"""From this suspicion on, a job runs alone."""
+"""From this level of suspicion, a job runs alone."""
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -210,7 +210,7 @@ class Claim(msgspec.Struct, frozen=True):
     claimed_at: Instant
     cancel_requested: bool
     suspicion: int = 0
-    """How often its worker was lost while it ran with others beside it."""
+    """How often its worker was lost while it ran beside other jobs."""
 
     @property
     def is_suspect(self) -> bool:
@@ -241,11 +241,11 @@ class JobRecord(msgspec.Struct, frozen=True):
     progress_message: str | None
     cancel_requested: bool
     replays: int = 0
-    """How often it was put back after it had ended; `attempt` counts from the last time on."""
+    """How often it was replayed; `attempt` counts from the last replay."""
     has_on_dead: bool = False
-    """It has declared something for its death."""
+    """Whether it has `on_dead` effects."""
     context: dict[str, Any] = {}
-    """What its producer told of it besides."""
+    """The context that its producer gave."""
 
 
 class AttemptRecord(msgspec.Struct, frozen=True):
@@ -260,14 +260,14 @@ class AttemptRecord(msgspec.Struct, frozen=True):
 
 
 RESERVED = "fairlane."
-"""Names of a job's context that begin so are ours: no producer may give them, and no policy or person is shown them."""
+"""Names in a context that start with this are reserved: producers cannot give them, and they are never shown."""
 _TRACE = f"{RESERVED}trace"
 ENGINES_MESSAGE = f"{RESERVED}engine"
-"""Under which a routed call has the message that its engine wrote: an engine runs that job."""
+"""The name under which a routed call keeps the message that its engine wrote."""
 
 
 def with_trace(context: str | None, trace: dict[str, str] | None) -> str | None:
-    """A job's context as it is stored, and in it the span that the job was enqueued in."""
+    """The context of a job with the span that it was enqueued in added, as stored."""
     if trace is None:
         return context
     member = f"{msgspec.json.encode(_TRACE).decode()}:{msgspec.json.encode(trace).decode()}"
@@ -275,20 +275,20 @@ def with_trace(context: str | None, trace: dict[str, str] | None) -> str | None:
 
 
 def trace_of(context: str) -> dict[str, str] | None:
-    """The span that a job was enqueued in, from its context as it is stored."""
+    """The span that a job was enqueued in, from its stored context."""
     found = stored_in(context).get(_TRACE)
     return found if isinstance(found, dict) else None
 
 
 def told_in(context: str | None) -> dict[str, Any]:
-    """What a job's producer told of it, from its context as it is stored."""
+    """What the producer gave as context, from the stored context."""
     if context is None:
         return {}
     return {name: value for name, value in stored_in(context).items() if not name.startswith(RESERVED)}
 
 
 def stored_in(context: str) -> dict[str, Any]:
-    """A job's context with the names of our own."""
+    """The stored context of a job, reserved names included."""
     # PostgreSQL takes JSON from producers in other languages that cannot be read here: half a surrogate pair, 1e999, a
     # thousand lists in each other. One such job must not keep the others from being seen.
     try:

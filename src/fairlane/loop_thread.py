@@ -1,4 +1,4 @@
-"""Programs that are not async: an event loop on a thread of its own, and what only the calling thread may do."""
+"""For programs that are not async: an event loop in a thread, and work that only the calling thread may do."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fairlane.errors import ConfigurationError
 R = TypeVar("R")
 
 ENDS_WITHIN = 2.0
-"""Seconds that what is under way has to end by itself when the loop is stopped."""
+"""Seconds for running work to finish by itself when the loop is stopped."""
 
 
 class BackgroundLoop:
-    """Runs coroutines for threads that have no loop. It does not keep the program alive."""
+    """Runs coroutines for threads without an event loop. It does not keep the program alive."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -31,14 +31,14 @@ class BackgroundLoop:
 
     @property
     def is_ours(self) -> bool:
-        """Whether its thread runs in this process: a fork has none of its parent's threads."""
+        """Whether its thread runs in this process: a fork does not inherit threads."""
         return self._process == os.getpid()
 
     def submit(self, work: Coroutine[Any, Any, R]) -> Future[R]:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def stop(self) -> None:
-        """End, and leave no thread waiting: what does not end soon is cancelled."""
+        """Stop, and leave no thread waiting: work that does not finish soon is cancelled."""
         self.submit(_end_all()).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
@@ -46,8 +46,8 @@ class BackgroundLoop:
 
 
 class CallerThread:
-    """The thread of a blocking call. A coroutine does its work elsewhere, and asks here what is to be done here: a
-    connection that the caller lends is used in the caller's thread, as drivers and frameworks demand.
+    """The thread of a blocking call. Its coroutine runs in another thread, and asks this one for work that must be done
+    here: drivers and frameworks demand that a caller's connection is used in the caller's thread.
 
     Coroutines that are submitted within the block belong to the call.
     """
@@ -67,7 +67,7 @@ class CallerThread:
         _caller.reset(self._outer)
 
     def wait_for(self, running: Future[R]) -> R:
-        """Block until it is done. Whoever is interrupted meanwhile (Ctrl-C) leaves nothing running."""
+        """Block until it is done. If this is interrupted (Ctrl-C), nothing is left running."""
         running.add_done_callback(lambda _: self._asked.put(None))
         try:
             while (work := self._asked.get()) is not None:
@@ -78,7 +78,7 @@ class CallerThread:
             raise
 
     async def ask(self, work: Callable[[], R]) -> R:
-        """Have the thread do something."""
+        """Run a function in this thread."""
         answer: Future[R] = Future()
         answer.set_running_or_notify_cancel()  # what was asked for is done, even if whoever asked is cancelled
 
@@ -96,18 +96,18 @@ _caller: ContextVar[CallerThread | None] = ContextVar("fairlane_caller", default
 
 
 def is_blocking_call() -> bool:
-    """Whether what runs here was asked for by a thread that waits for it."""
+    """Whether a thread is blocked on what runs here."""
     return _caller.get() is not None
 
 
 def refuse_inside_a_loop(work: Coroutine[Any, Any, Any]) -> ConfigurationError:
-    """What a blocking call says where the loop itself would be blocked. The work is given up."""
+    """The error for a blocking call that would block the event loop itself. The work is dropped."""
     work.close()
     return ConfigurationError("a blocking call inside an event loop would stop it; await the async form instead")
 
 
 async def ask_caller(work: Callable[[], R]) -> R:
-    """Do something in the thread that asked for it: here, or where a blocking call waits."""
+    """Run a function in the thread of the caller: here, or where a blocking call waits."""
     caller = _caller.get()
     return work() if caller is None else await caller.ask(work)
 

@@ -1,9 +1,8 @@
-"""What public parameters take: their annotations, which are checked where a program gives a value.
+"""Checks of public parameters against their annotations, where a program gives a value.
 
-A wrong value would otherwise come to light far from the line that gave it, in the words of a driver or of Python, and
-on one store only. `checked` is for functions that are called once per batch, per claim or per command; what is called
-for every job checks what it is given itself. Text that no database can hold is refused, and so are numbers beyond the
-range of one.
+Otherwise a wrong value would show up far from the line that gave it, in an error of a driver or of Python, and on one
+store only. `checked` is for functions that are called once per batch, claim or command; functions that are called for
+every job check their arguments themselves. Text and numbers that a database cannot hold are refused.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ Test = Callable[[Any], bool]
 
 LONGEST_SHOWN = 100
 LONGEST_TEXT = 2_000
-"""Names, reasons, addresses: what is longer is something else, and would fill a log with its own error."""
+"""Enough for names, reasons and addresses; longer text would fill logs with its own error."""
 LARGEST = 1 << 62
-"""Beyond what any setting means, and within what databases can count with."""
+"""Beyond any sensible setting, and within the range of database integers."""
 WORDS = {
     bool: "True or False",
     bytes: "bytes",
@@ -47,7 +46,7 @@ DURATION = "a duration, such as 90, '1m30s' or timedelta(…)"
 
 
 def shown(value: object) -> str:
-    """A value for an error: as it would be written, as far as it is short enough to be read."""
+    """A value for an error message: as it would be written in code, cut if it is long."""
     try:
         text = repr(value[: LONGEST_SHOWN * 2] if isinstance(value, str | bytes) else value)
     except Exception:  # an object of the program's whose own repr fails, or a number of too many digits
@@ -56,14 +55,14 @@ def shown(value: object) -> str:
 
 
 def refuse_unknown_option(what: str, name: str, known: Collection[str], remedy: str = "") -> NoReturn:
-    """Refuse an option that there is not, with the one that is meant, or with the remedy."""
+    """Refuse an unknown option, with the one that is probably meant or with the remedy."""
     similar = get_close_matches(name, known, n=1)
     meant = f"did you mean {similar[0]}=?" if similar else remedy
     raise ConfigurationError(f"{what}: there is no option {name}=; {meant or 'there are ' + ', '.join(known)}")
 
 
 def is_storable(text: str) -> bool:
-    """Whether every database can hold it: neither NUL nor half a character."""
+    """Whether every database can hold it: no NUL, no lone surrogates."""
     return (text.isascii() and "\0" not in text) or not any(
         sign == "\0" or "\ud800" <= sign <= "\udfff" for sign in text
     )
@@ -80,7 +79,7 @@ def checked(
     def decorate(function: F) -> F:
         what, options = _called(function), _options(function)
 
-        # Made when it is first called: annotations may name what is defined further down.
+        # Made at the first call: annotations may name what is defined further down.
         @functools.cache
         def tests() -> tuple[list[str], dict[str, Test], dict[str, Any]]:
             kinds, hints = inspect.Parameter, get_type_hints(function)
@@ -104,9 +103,9 @@ def checked(
 
 
 def known_options(function: F) -> F:
-    """Refuse an option that a function does not have with the one that is meant. A type checker sees it as it is.
+    """Refuse unknown options of a function, with the one that is probably meant. Type checkers see it unchanged.
 
-    Of a class, those of its constructor.
+    For a class: options of its constructor.
     """
     if inspect.isclass(function):
         kind: Any = function
@@ -118,7 +117,7 @@ def known_options(function: F) -> F:
 
 
 def _preceded(function: F, check: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> F:
-    """The same function, which begins with this check."""
+    """The function with this check before it."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -137,13 +136,13 @@ def _preceded(function: F, check: Callable[[tuple[Any, ...], dict[str, Any]], No
 
 
 def _called(function: Callable[..., Any]) -> str:
-    """What errors call a function: by its own name, a constructor by its class's."""
+    """The name of a function in errors; for a constructor, that of its class."""
     owner, _, name = function.__qualname__.rpartition(".")
     return owner if name == "__init__" else name
 
 
 def _options(function: Callable[..., Any]) -> dict[str, None] | None:
-    """What may be given by name; `None`: anything."""
+    """The parameters that can be given by name; `None` if any can."""
     kinds = inspect.Parameter
     parameters = inspect.signature(function).parameters.values()
     if any(each.kind is kinds.VAR_KEYWORD for each in parameters):
@@ -158,7 +157,7 @@ def _refuse_unknown(what: str, given: Mapping[str, Any], known: dict[str, None] 
 
 
 def checked_methods(kind: C) -> C:
-    """The same for every public method of a class."""
+    """`checked` for every public method of a class."""
     for name, method in list(vars(kind).items()):
         if inspect.isfunction(method) and not name.startswith("_"):
             setattr(kind, name, checked()(method))
@@ -174,13 +173,13 @@ def check_value(
     error: type[FairlaneError] = ConfigurationError,
     any_text: bool = False,
 ) -> None:
-    """The same for one value; `kind` is what an annotation would say."""
+    """Check one value; `kind` is what an annotation would say."""
     if not _test(kind, any_text)(value):
         raise _refusal(what, name, value, kind, error)
 
 
 def check_fields(record: object, what: str, error: type[FairlaneError] = ConfigurationError) -> None:
-    """The same for the fields of a value that a program has just made; `what` names it in errors."""
+    """Check the fields of an object that a program has just made; `what` is its name in errors."""
     kinds: Any = type(record)
     for name, hint in _fields_of(kinds).items():
         check_value(what, name, getattr(record, name), hint, error=error)
@@ -209,7 +208,7 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 
 @functools.cache
 def _test(kind: Any, any_text: bool = False) -> Test:
-    """Whether a value is what an annotation says."""
+    """A function that says whether a value matches an annotation."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in (Any, object) or isinstance(kind, TypeVar):
         return lambda value: True
@@ -246,7 +245,7 @@ _CALLABLE = get_origin(Callable[[], None])
 
 
 def _several(origin: type, test: Test) -> Test:
-    """Whether it is many of something. What can be looked at only once is left alone."""
+    """A test for many of something. An iterator, which can be consumed only once, is not looked into."""
 
     def is_many(value: Any) -> bool:
         if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):

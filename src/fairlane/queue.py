@@ -50,14 +50,14 @@ from fairlane.worker.claims import Turns
 from fairlane.worker.runs import bounded, storable
 
 MOST_CLAIMED = 100_000
-"""They are in memory together, and in one transaction."""
+"""They are all in memory, and claimed in one transaction."""
 ASKED_AT_MOST = 100
-"""Claims that bring nothing and promise more, until the answer is that there is nothing."""
+"""How often to claim again after a claim that returned nothing but said that there is more."""
 
 
 _BACKOFF = Backoff()
 LONGEST_RUN = 366 * 86_400 * SECOND
-"""Run times are added up: a few thousand of these are still a number that a database can hold."""
+"""Run times are added up: the sum of a few thousand of these still fits into a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class Connection:
     loop: asyncio.AbstractEventLoop
     producing: Producing
     identity: WorkerIdentity
-    """Who claims by hand."""
+    """The worker that claims by hand."""
     ear: Ear
-    """Who waits, for all queues."""
+    """What waits for jobs, in all queues."""
 
     async def close(self) -> None:
         await self.producing.telemetry.hooks.flush()
@@ -79,7 +79,7 @@ class Connection:
 
 
 class QueueSource(Protocol):
-    """What a queue, and the claims that are made with it, ask of the app."""
+    """What a queue and its claims need from the app."""
 
     @property
     def clock(self) -> Clock: ...
@@ -107,9 +107,9 @@ class Queue:
 
     def __init__(self, policy: Policy, partitions: tuple[Policy, ...], source: QueueSource) -> None:
         self.policy = policy
-        """As it is declared, for the whole queue."""
+        """As declared, for the whole queue."""
         self.partitions = partitions
-        """What each partition enforces, as it is declared; a plain queue has one."""
+        """What each partition enforces, as declared; a queue that is not partitioned has one."""
         self._source = source
         self._turns = Turns(())
 
@@ -122,13 +122,13 @@ class Queue:
 
     @property
     def _in_force(self) -> Policy:
-        """What this app has last seen in the database; as long as it is not open, what is declared."""
+        """The policy last read from the database; what is declared, while the app is not open."""
         return self._source.in_force(self.name) or self.partitions[0]
 
     def partition_for(self, key: object) -> int:
         """The partition, from 0 on, that a value of `partition_by` belongs to; a tuple where it names several keys.
 
-        In an app that is open, by the number of partitions that the database has; else by the one declared.
+        If the app is open, by the number of partitions in the database; otherwise by the number declared.
         """
         place = self._in_force.partition
         count = len(key) if isinstance(key, tuple) else 1
@@ -141,9 +141,9 @@ class Queue:
 
     @checked(unchecked=["lease"])
     async def claim(self, n: int = 1, *, lease: Duration = "30s", worker: str | None = None) -> list[HeldClaim]:
-        """Hold up to `n` jobs for the time of one lease, in the order in which they should start.
+        """Claim up to `n` jobs for one lease, in the order in which they should start.
 
-        No two callers ever get the same job, and no limit is ever exceeded. An empty list: nothing may start now.
+        No two callers ever get the same job, and no limit is ever exceeded. The list is empty if no job may start now.
         """
         if not 1 <= n <= MOST_CLAIMED:
             raise ConfigurationError(f"claim: n={n}: claim at least 1 job, and at most {MOST_CLAIMED:,} at once")
@@ -154,7 +154,7 @@ class Queue:
         served = partition_names(self._in_force)
         for name in served:
             self._turns.add(name)
-        # Jobs of a partition that is no more do not start there.
+        # A partition that was removed is not claimed from.
         for queue in [name for name in self._turns.in_order() if name in served]:
             if len(held) < n:
                 held += await self._claim(connection, queue, n - len(held), identity, duration)
@@ -180,9 +180,9 @@ class Queue:
 
     @known_options
     async def wait(self, timeout: Duration | None = None) -> bool:
-        """Return True once a job may start, False after `timeout` or when the app is closed.
+        """Return True once a job may start; False after `timeout`, or when the app is closed.
 
-        A job wakes one of those who wait. Nothing that came after an empty claim is missed.
+        A job wakes one waiter. No job that arrives after an empty claim is missed.
         """
         until = None if timeout is None else max(0, duration_of("wait: timeout", timeout))
         connection = await self._source.connected(self.partitions)
@@ -192,28 +192,28 @@ class Queue:
         return await _any_of([connection.ear.wait(name, until) for name in served])
 
     async def explain(self, **keys: object) -> Explanation:
-        """Everything that holds all jobs of the queue, or all of these keys in it, and what would start next."""
+        """What the jobs of the queue, or those with these keys, wait for, and which would start next."""
         connection = await self._source.connected(self.partitions)
         return await explain_queue(connection.store, self.name, keys, self._source.forwarded)
 
     async def pace(self, timeout: Duration | None = None, /, **keys: object) -> bool:
-        """Return True once fewer jobs of these keys wait than their backlogs hold, False after `timeout`.
+        """Return True once there is room in all backlogs of these keys; False after `timeout`.
 
-        For producers of many jobs. It looks again after 50 ms, then ever more rarely, at least once a second.
+        For producers of many jobs. It checks after 50 ms, then less and less often, at least once a second.
         """
         until = None if timeout is None else max(0, duration_of("pace: timeout", timeout))
         return await (await self._source.connected(self.partitions)).producing.wait_for_room(self.name, keys, until)
 
     @known_options
     async def renew(self, claims: Iterable[HeldClaim], lease: Duration | None = None) -> None:
-        """Hold these claims for another lease. What was settled meanwhile is left out; `ClaimLost` names the lost."""
+        """Renew the leases of these claims. Claims settled meanwhile are left out; `ClaimLost` names the lost ones."""
         await renew_together(self._source, self._own(claims), lease)
 
     @known_options
     async def ack(
         self, claims: Iterable[HeldClaim], results: Iterable[Any] | None = None, *, ran: Duration | None = None
     ) -> None:
-        """These jobs are done, in one transaction. `ClaimLost` names those whose claim is gone; the others are done."""
+        """Complete these jobs in one transaction. `ClaimLost` names those whose claim is gone; the others are done."""
         held = self._own(claims)
         check_value("ack", "results", results, Iterable[Any] | None)
         values = [None] * len(held) if results is None else list(results)
@@ -233,9 +233,9 @@ class Queue:
 
 
 async def partitions_served(store: Store, shares: Sequence[str], known: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The queues that a worker asks, by the names it was given: all partitions, or one of them.
+    """The queues that a worker claims from, by the names it was given: all partitions, or one of them.
 
-    A partition that is named by itself is left out of the whole.
+    A partition that is also named by itself is served only under that name.
     """
     served = {}
     for name in shares:
@@ -252,12 +252,12 @@ async def partitions_served(store: Store, shares: Sequence[str], known: Sequence
 
 
 def partition_names(policy: Policy) -> tuple[str, ...]:
-    """The partitions that a queue has; a plain one is its only one."""
+    """The partitions of a queue; a queue that is not partitioned is its only one."""
     return (policy.queue,) if policy.partition is None else policy.partition.names
 
 
 async def _any_of(waits: Sequence[Coroutine[Any, Any, bool]]) -> bool:
-    """Whether one of these is so. Those that go on waiting are told not to."""
+    """Whether one of these returns True. The others are cancelled."""
     waiting = {asyncio.ensure_future(each) for each in waits}
     try:
         while waiting:
@@ -272,7 +272,7 @@ async def _any_of(waits: Sequence[Coroutine[Any, Any, bool]]) -> bool:
 
 
 async def _unbroken(store: Store, claim: Coroutine[Any, Any, Claimed]) -> Claimed:
-    """Wait for a claim. Whoever is cancelled meanwhile does not leave jobs behind that nobody knows of."""
+    """Wait for a claim. If the waiter is cancelled meanwhile, the claimed jobs are released."""
     claiming = asyncio.ensure_future(claim)
     try:
         return await asyncio.shield(claiming)
@@ -288,7 +288,7 @@ async def _give_back(store: Store, claiming: asyncio.Future[Claimed]) -> None:
 
 
 class HeldLease:
-    """What the claims of one batch share."""
+    """The lease that the claims of one batch share."""
 
     __slots__ = ("cancelled", "duration", "id")
 
@@ -296,11 +296,11 @@ class HeldLease:
         self.id = lease
         self.duration = duration
         self.cancelled: set[UUID] = set()
-        """Jobs whose cancellation a renewal has told of."""
+        """Jobs that were cancelled, as of the last renewal."""
 
 
 class HeldClaim:
-    """A job that this program holds, until it settles it or lets the lease run out."""
+    """A job that this program holds until it settles it or its lease expires."""
 
     __slots__ = ("_began", "_call", "_claim", "_is_lent", "_is_lost", "_is_settled", "_lease", "_source", "_tried")
 
@@ -313,14 +313,14 @@ class HeldClaim:
         self._is_settled = False
         self._is_lost = False
         self._is_lent = False
-        """Settled in a transaction of the caller's, who may settle it again if that was rolled back."""
+        """Settled in a transaction of the caller, who may settle it again after a rollback."""
         self._tried: tuple[State, str] | None = None
-        """The end that was asked for when nobody heard whether it was recorded."""
+        """The settlement last tried without learning whether it was recorded."""
 
     def __repr__(self) -> str:
         return f"<claim of job {self.id} ({self.task}), attempt {self.attempt} of {self.max_attempts}>"
 
-    # What it holds.
+    # The job.
 
     @property
     def id(self) -> UUID:
@@ -362,7 +362,7 @@ class HeldClaim:
 
     @property
     def payload(self) -> bytes:
-        """The arguments as they are stored."""
+        """The arguments, as stored."""
         return self._claim.payload
 
     @property
@@ -372,17 +372,17 @@ class HeldClaim:
 
     @property
     def kwargs(self) -> Mapping[str, Any]:
-        """The named arguments, likewise."""
+        """The keyword arguments, likewise."""
         return self._decoded()[1]
 
     @property
     def cancel_requested(self) -> bool:
-        """Somebody asked for the job to stop, as far as the claim and its renewals have told."""
+        """Whether the job was asked to stop, as of the claim or its last renewal."""
         return self._claim.cancel_requested or self.id in self._lease.cancelled
 
     @property
     def is_settled(self) -> bool:
-        """This program has settled it, or is about to."""
+        """Whether this program has settled it, or is settling it."""
         return self._is_settled
 
     def _decoded(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -399,18 +399,18 @@ class HeldClaim:
                 raise UndecodablePayload(f"job {self.id}: {error}; its bytes are in `payload`") from error
         return self._call
 
-    # How it ends.
+    # Settling it.
 
     @checked(unchecked=["ran"])
     async def ack(
         self, result: Any = None, effects: Effects | None = None, *, ran: Duration | None = None, tx: Any = None
     ) -> Landed:
-        """The job is done; its result is stored with it, and its effects land with it or not at all.
+        """The job is done. Its result is stored with it; its effects land with it, or not at all.
 
-        Returned is what became of each effect. A follow-up whose unique key another job holds is not stored, unless it
-        replaces that one, and the job is done all the same. `DuplicateJob` if a follow-up has an id that is taken: the
-        claim is still held then. With `tx`, all of it lands with your own transaction, or not at all. After a rollback,
-        end the claim again: it is not renewed any more.
+        Returns the outcome of each effect. A follow-up whose unique key is held by another job is not stored, unless it
+        replaces that job; this job is done all the same. `DuplicateJob` if the id of a follow-up is taken: the claim is
+        still held then. With `tx`, everything lands when your own transaction commits. After a rollback, settle the
+        claim again: it is no longer renewed.
         """
         done = self._done(result)
         if effects is not None:
@@ -422,7 +422,7 @@ class HeldClaim:
 
     @checked(unchecked=["delay", "ran"], any_text=["reason"])
     async def retry(self, delay: Duration | None = None, reason: str = "", *, ran: Duration | None = None) -> None:
-        """Another attempt after `delay`, or when the task's backoff says; in the last attempt the job is dead."""
+        """Retry after `delay`, or when the backoff of the task says; after the last attempt the job is dead."""
         if delay is not None:
             wait = bounded(duration_of("retry: delay", delay))
         else:
@@ -432,7 +432,7 @@ class HeldClaim:
 
     @checked(unchecked=["delay", "ran"], any_text=["reason"])
     async def snooze(self, delay: Duration, reason: str = "", *, ran: Duration | None = None) -> None:
-        """Again after `delay`; the attempt does not count."""
+        """Run again after `delay`; this attempt does not count."""
         wait = bounded(duration_of("snooze: delay", delay))
         await self._end(Snoozed(storable(reason) or f"snoozed for {delay}", wait), ran)
 
@@ -448,16 +448,16 @@ class HeldClaim:
 
     @known_options
     async def release(self, delay: Duration | None = None) -> None:
-        """Give the job back as if it had not been claimed: in its place, with its attempt and its rate tokens.
+        """Return the job to the queue as if it had not been claimed: in its place, its attempt and tokens refunded.
 
-        With a `delay` it comes back later, at the end of its lane.
+        With a `delay` it returns later, at the end of its lane.
         """
         wait = 0 if delay is None else bounded(duration_of("release: delay", delay))
         await self._end(Released("given back by its runtime", wait), None)
 
     @known_options
     async def renew(self, lease: Duration | None = None) -> None:
-        """Hold it for another lease from now on, with its whole batch; `cancel_requested` is up to date then."""
+        """Renew the lease, from now, of the whole batch. This also updates `cancel_requested`."""
         self._check_held()
         await renew_together(self._source, [self], lease)
 
@@ -475,7 +475,7 @@ class HeldClaim:
         return (await settle_together(self._source, [(self, outcome)], ran)).get(self.id)
 
     async def _end_in(self, tx: Any, outcome: Outcome, ran: Duration | None) -> dict[UUID, Conflict] | None:
-        """End the claim in the caller's transaction. Whether that commits, nobody tells us."""
+        """Settle the claim in the caller's transaction. We are not told whether that commits."""
         self._check_held()
         settlement = self._settlement(outcome, ran)
         store = await self._source.opened()
@@ -503,9 +503,9 @@ class HeldClaim:
 async def settle_together(
     source: QueueSource, ends: Sequence[tuple[HeldClaim, Outcome]], ran: Duration | None = None
 ) -> Landings:
-    """End claims in one transaction. Those that are gone are named by `ClaimLost`; the others have ended then.
+    """Settle claims in one transaction. `ClaimLost` names those that are gone; the others are settled.
 
-    Returned is, by job, what its follow-ups have met, as far as it is known.
+    Returns, by job, the conflicts of its follow-ups, where known.
     """
     settlements = [claim._settlement(outcome, ran) for claim, outcome in ends]
     for number, (claim, _) in enumerate(ends):
@@ -514,11 +514,11 @@ async def settle_together(
             raise AlreadySettled(claim.id)
     store = await source.opened()
     for claim, _ in ends:
-        claim._check_held()  # another task may have been faster while the app was opened
+        claim._check_held()  # another task may have settled it while the app was opened
     for claim, _ in ends:
         claim._is_settled, claim._is_lent = True, False
     landed: Landings = {}
-    # Of those that were asked for before: another end than that one must not pass for it.
+    # A claim that was tried before may have been settled then, but only by the same settlement.
     tried = [
         claim._tried == (settlement.to, settlement.outcome)
         for (claim, _), settlement in zip(ends, settlements, strict=True)
@@ -528,7 +528,7 @@ async def settle_together(
     settling = asyncio.ensure_future(store.settle(settlements, is_repeated=is_repeated, landed=landed))
     settling.add_done_callback(lambda _: _note_answer(settling, ends, settlements))
     try:
-        # Shielded: a statement that is broken off leaves open whether it was recorded.
+        # Shielded: a statement that is interrupted leaves open whether it was recorded.
         await asyncio.shield(settling)
     except asyncio.CancelledError:
         await asyncio.wait({settling}, timeout=ANSWER_WITHIN)
@@ -544,7 +544,7 @@ def _note_answer(
     settlements: Sequence[Settlement],
 ) -> None:
     if settling.cancelled() or settling.exception() is not None:
-        # Whether it was recorded is not known; the same end may be asked for again.
+        # It is not known whether it was recorded; the same settlement may be tried again.
         for (claim, _), settlement in zip(ends, settlements, strict=True):
             claim._is_settled = False
             claim._tried = (settlement.to, settlement.outcome)
@@ -555,7 +555,7 @@ def _note_answer(
 
 
 async def renew_together(source: QueueSource, claims: Iterable[HeldClaim], lease: Duration | None) -> None:
-    """Hold these claims for another lease, from now on. Those that are gone are named by `ClaimLost`."""
+    """Renew the leases of these claims, from now. `ClaimLost` names those that are gone."""
     held = [claim for claim in claims if not claim.is_settled]
     duration = None if lease is None else as_lease(lease)
     by_duration: dict[timedelta, dict[UUID, HeldLease]] = {}
@@ -569,7 +569,7 @@ async def renew_together(source: QueueSource, claims: Iterable[HeldClaim], lease
         for one in leases.values():
             one.duration = each
             one.cancelled.update(renewed.cancelled)
-    # A lease goes with the last settlement of its claims: what was settled meanwhile is not lost.
+    # A lease is removed with the last settlement of its claims: what was settled meanwhile is not lost.
     lost = [claim for claim in held if claim._lease.id in gone and not claim.is_settled]
     for claim in lost:
         claim._is_lost = True
@@ -578,7 +578,7 @@ async def renew_together(source: QueueSource, claims: Iterable[HeldClaim], lease
 
 
 def as_lease(lease: Duration) -> timedelta:
-    """A lease as it was given, checked."""
+    """The length of a lease, checked."""
     length = duration_of("lease", lease)
     if not 0 < length <= LONGEST_DELAY:
         raise ConfigurationError(f"lease={lease!r} is not a time above 0 and up to a hundred years")
@@ -586,16 +586,16 @@ def as_lease(lease: Duration) -> timedelta:
 
 
 CLAIMS_WITHIN = SECOND
-"""A waiter that was woken and has not claimed by then does not count: another may be woken for its job."""
+"""A waiter that was woken and has not claimed within this time no longer counts: another is woken for its job."""
 POLL = 30 * SECOND
 """The last resort."""
 LONGEST_LOOK = 0.05
 LONGEST_OVERDUE = 1.0
-"""Seconds, at most, until another look at a time that has come and opened nothing."""
+"""Seconds, at most, until the next look if a due time has passed and nothing opened."""
 
 
 class _Line:
-    """Those who wait for one queue, in the order in which they came."""
+    """The waiters of one queue, in order of arrival."""
 
     def __init__(self, queue: str, clock: Clock) -> None:
         self.queue = queue
@@ -609,7 +609,7 @@ class _Line:
 
     @property
     def woken(self) -> int:
-        """Waiters that are on their way to claim."""
+        """Waiters that were woken and are about to claim."""
         since = self._clock.monotonic() - CLAIMS_WITHIN
         while self._woken and self._woken[0] <= since:
             self._woken.popleft()
@@ -624,13 +624,13 @@ class _Line:
                 count -= 1
 
     def arrived(self) -> None:
-        """One that was woken has claimed, or will not."""
+        """A waiter that was woken has claimed, or will not."""
         if self._woken:
             self._woken.popleft()
         self.changed.set()
 
     def end(self, answer: bool | Exception) -> None:
-        """Send everybody away."""
+        """End all waits with this answer."""
         while self.waiters:
             waiter = self.waiters.popleft()
             if waiter.done():
@@ -642,7 +642,7 @@ class _Line:
 
 
 class Ear:
-    """What hears for all queues of an app in this process."""
+    """What waits for jobs in all queues of an app, in this process."""
 
     def __init__(self, store: Store, clock: Clock, identity: WorkerIdentity) -> None:
         self.identity = identity
@@ -656,7 +656,7 @@ class Ear:
         self._is_closed = False
 
     async def wait(self, queue: str, timeout: int | None) -> bool:
-        """Return True once a job of the queue can start that no other waiter was woken for; False at the end of time.
+        """Return True once a job can start that no other waiter was woken for; False after `timeout`.
 
         `timeout` is in microseconds.
         """
@@ -672,7 +672,7 @@ class Ear:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None and waiter.result():
-                # Woken and cancelled at once: its job wakes another, here or elsewhere.
+                # Woken and cancelled at the same time: its job must wake another waiter, here or elsewhere.
                 line.arrived()
                 line.is_registered = True
                 self._watch(line)
@@ -684,12 +684,12 @@ class Ear:
                 line.waiters.remove(waiter)
 
     def claimed(self, queue: str) -> None:
-        """A claim of this process has ended, whatever it brought."""
+        """A claim in this process has returned, with or without jobs."""
         if (line := self._lines.get(queue)) is not None:
             line.arrived()
 
     async def close(self) -> None:
-        """Send the waiters away, and stop listening."""
+        """End all waits, and stop listening."""
         self._is_closed = True
         for line in self._lines.values():
             line.end(False)
@@ -699,7 +699,7 @@ class Ear:
     async def _stop(self, tasks: Iterable[asyncio.Task[None] | None]) -> None:
         running = [task for task in tasks if task is not None]
         for task in running:
-            # Not in the middle of a statement, as that costs its connection.
+            # Not in the middle of a statement: that would cost its connection.
             self._outage.cancel(task)
         await asyncio.gather(*running, return_exceptions=True)
 
@@ -717,7 +717,7 @@ class Ear:
             line.watcher = asyncio.create_task(self._serve(line), name=f"fairlane waiters of {line.queue}")
 
     async def _serve(self, line: _Line) -> None:
-        """Look and wake for as long as somebody waits; then leave, so that nudges go to those who still do."""
+        """Look and wake while there are waiters; then deregister, so that wakeups go to other processes."""
         try:
             while line.waiters or line.is_registered:
                 await self._is_open.wait()
@@ -751,7 +751,7 @@ class Ear:
         if line.woken:
             due = min(due, CLAIMS_WITHIN)
         if looked.look_again or due <= 0:
-            # Not by the app's clock: what we wait for takes place in the world.
+            # In real time, not by the app's clock: we wait for other transactions.
             longest = LONGEST_LOOK if looked.look_again else LONGEST_OVERDUE
             moment = min(0.001 * 2 ** min(line.looks, 20), longest)
             line.looks += 1
@@ -773,14 +773,14 @@ class Ear:
                 listener = await self._outage.ride_out(lambda: self._store.listen(self.identity), "listening")
                 await self._hear(listener)
         except Exception as error:
-            # Nobody would ever hear anything: those who wait are told, and the next to wait tries again.
+            # No wakeup would ever arrive: fail all waits; the next wait tries to listen again.
             for line in self._lines.values():
                 line.end(error)
         finally:
             self._listening = None
 
     async def _hear(self, listener: Listener) -> None:
-        """Listen until the ear is lost. What came while nobody listened is found by looking."""
+        """Listen until the connection is lost. What arrived while nobody listened is found by looking."""
         self._listener = listener
         self._is_open.set()
         self._look_everywhere()

@@ -1,7 +1,7 @@
-"""What may be seen of what jobs carry: obvious secrets are taken out of every error, and an app may say more.
+"""What may be shown of jobs: obvious secrets are removed from every error, and an app may hide more.
 
-`without_secrets` knows what a secret looks like (see `secret_text`). It is applied where an error becomes text, before
-that is stored, logged or sent anywhere. What it cannot know, `App(redact=…)` can.
+`without_secrets` knows what secrets look like. It is applied where an error becomes text, before that text is stored,
+logged or sent anywhere. What it cannot know is up to `App(redact=…)`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ HIDDEN = "(hidden: redact failed, and the log says why)"
 
 
 def error_text(error: BaseException) -> str:
-    """An error in a line, as it may be stored, logged and shown."""
+    """An error on one line, safe to be stored, logged and shown."""
     return without_secrets(f"{type(error).__name__}: {error}")
 
 
 class Surface(StrEnum):
-    """Where something is about to be seen."""
+    """Where something is about to be shown."""
 
     WORKER = "worker"
-    """Before it is stored: what is seen here is stored, logged, and sent with events and spans."""
+    """Before it is stored: the result is stored, logged, and sent with events and spans."""
     PROGRAM = "program"
-    """By a program, through `app.operations`."""
+    """To a program, through `app.operations`."""
     CLI = "cli"
     EXPORT = "export"
     DASHBOARD = "dashboard"
@@ -43,7 +43,7 @@ class Surface(StrEnum):
 
 
 class Part(StrEnum):
-    """What of a job is about to be seen."""
+    """Which part of a job is about to be shown."""
 
     CALL = "call"
     """`[arguments, named arguments]`, as JSON."""
@@ -54,22 +54,22 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Audience:
-    """Who is about to see something, and where."""
+    """Who is about to see something, and on which surface."""
 
     surface: Surface
     viewer: str | None = None
-    """The name that the audit would have; `None`: nobody in particular."""
+    """The name that the audit log would have; `None` if not known."""
     role: str | None = None
-    """`viewer` or `operator`, where the surface knows roles."""
+    """`viewer` or `operator`, on surfaces with roles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disclosure:
-    """What `redact` is told about a value: which part of which job it is, and who is about to see it."""
+    """What `redact` gets with a value: which part of which job it is, and who is about to see it."""
 
     part: Part
     job: JobRecord | Claim
-    """A `Claim` where it has just run, else a `JobRecord`. Both have an `id`, `task`, `queue` and `keys`."""
+    """A `Claim` if it has just run, otherwise a `JobRecord`. Both have `id`, `task`, `queue` and `keys`."""
     audience: Audience
 
     @property
@@ -86,7 +86,7 @@ class Disclosure:
 
 
 Redact = Callable[[Any, Disclosure], Any]
-"""Given a value and what it is about: what of it may be seen. Of an error that is text."""
+"""Takes a value and its disclosure, and returns what may be shown of the value. Errors are text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Redactor:
     audience: Audience
 
     def shown(self, part: Part, value: Any, job: JobRecord | Claim) -> Any:
-        """What may be seen. Where that cannot be said, it is nothing."""
+        """What may be shown of a value; nothing of it if a rule fails."""
         if value is None:
             return None
         disclosure = Disclosure(part, job, self.audience)
@@ -106,20 +106,20 @@ class Redactor:
                 value = rule(value, disclosure)
             return value
         except Exception as error:
-            # What it failed on may be the secret itself: where it failed is told, and not of what.
+            # The value that it failed on may be the secret itself: log where it failed, and not the message.
             where = "".join(traceback.format_tb(error.__traceback__)[1:]).strip()
             log.error("redact failed for job %s: %s at %s", job.id, type(error).__name__, where)
             return HIDDEN
 
     def error(self, text: str | None, job: JobRecord | Claim) -> str | None:
-        """An error as it may be seen."""
+        """What may be shown of an error."""
         shown = self.shown(Part.ERROR, text, job)
         return None if shown is None else without_secrets(str(shown))
 
 
 MASK = "***"
 
-# Names. A name is taken by its last word: `db_password`, `PGPASSWORD`, `userPassword` and `password2` are passwords,
+# Names. A name is judged by its last word: `db_password`, `PGPASSWORD`, `userPassword` and `password2` are passwords,
 # `password_file` and `token_type` are not.
 
 _ENDS = ("password", "passwd", "passphrase", "passcode", "pwd", "secret", "token", "credential", "sessionid", "sessid")
@@ -130,24 +130,24 @@ _ORDINARY_KEYS = re.compile(
     r"|idempotency|index|job|lane|limit|lock|lookup|map|message|missing|natural|object|order|ordering|partition|primary"
     r"|public|range|record|redis|routing|row|scope|search|shard|sort|surrogate|task|tenant|translation|unique|unknown)\Z"
 )
-"""`unique_key` and the like: every other `…_key` opens something."""
+"""Words before `_key` that are harmless, as in `unique_key`: any other `…_key` is a secret."""
 _SECRET_KEYS = re.compile(
     r"(?:access|account|api|app|auth|client|crypto?|encryption|hmac|host|license|master|private|secret|service|session"
     r"|shared|signing|ssh|storage|webhook)key\Z"
 )
 _SUFFIXES = {"b64", "base", "base64", "hash", "hex", "pem", "plain", "value"}
-"""What may follow the word: `SECRET_KEY_BASE`, `token_value`."""
+"""Words that may follow a secret's name: `SECRET_KEY_BASE`, `token_value`."""
 _HEADERS = {"authorization", "cookie"}
 _ONLY_IN_QUERIES = re.compile(r"(?i)(?:key|auth|sig|[\w-]*signature)\Z")
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_]+")
 _LONGEST_NAME = 80
 
 _WEAK = {"auth", "pass"}
-"""Words of prose too: `may pass: 3 of 5`."""
+"""Words that also occur in prose: `may pass: 3 of 5`."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value of this name is hidden, whatever it is. `key` alone is not: here it is the name of a tenant."""
+    """Whether values with this name are hidden. `key` alone is not a secret: here it names a tenant."""
     words = _words_of(name)
     return bool(words) and (words[-1] in _WEAK or words[-1] in _HEADERS or _is_strong(words))
 
@@ -175,7 +175,7 @@ def _singular(word: str) -> str:
 
 
 def _is_plural(words: list[str]) -> bool:
-    """Numbers that are called `tokens` count them."""
+    """Whether the name is a plural: numbers named `tokens` are counts."""
     return _singular(words[-1]) != words[-1]
 
 
@@ -210,11 +210,11 @@ class _Values:
     def __init__(self, text: str) -> None:
         self._text = text
         self._unclosed: dict[str, int] = {}
-        """Where on a quote does not come again: whatever opens so behind that is not closed either."""
+        """Positions after which a quote does not occur again: what it opens later is not closed either."""
         self._brackets_close = True
 
     def masked(self, start: int, bare: re.Pattern[str] = _BARE) -> tuple[str, int]:
-        """What a value is replaced by, and where it ends: a quoted text, all in a pair of brackets, or a word."""
+        """The replacement of a value, and where it ends: after a quoted text, a pair of brackets, or a word."""
         text = self._text
         if opens := _OPENS.match(text, start):
             quote = opens[0][opens.start("quote") - start :]
@@ -227,7 +227,7 @@ class _Values:
         return (MASK if end > start else ""), end
 
     def _closing(self, quote: str, start: int) -> int | None:
-        """Where a quoted text ends. A quote that is escaped, or doubled as in SQL, does not end it."""
+        """Where a quoted text ends. Escaped quotes, and quotes doubled as in SQL, do not end it."""
         text, at = self._text, start
         none_after = self._unclosed.get(quote, len(text))
         while at < none_after and (at := text.find(quote, at)) >= 0:
@@ -242,7 +242,7 @@ class _Values:
         return None
 
     def _masked_brackets(self, start: int) -> tuple[str, int]:
-        """All between a bracket and the one that closes it; where none does, the rest of the line."""
+        """Mask everything up to the closing bracket; without one, the rest of the line."""
         text, depth, at = self._text, 0, start
         line_end = _end(_LINE, text, start)
         limit = len(text) if self._brackets_close else line_end
@@ -289,7 +289,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _value_pattern(text: str, found: re.Match[str]) -> re.Pattern[str] | None:
-    """How a value without quotes goes on, by the name before it; `None`: that is no name of a secret."""
+    """What a value without quotes looks like, by the name before it; `None` if that is not a secret's name."""
     name = found["flag"] or found["name"]
     is_parameter = found["sign"] == "=" and text[max(0, found.start() - 1) : found.start()] in ("?", "&")
     if is_parameter and _ONLY_IN_QUERIES.match(name[-_LONGEST_NAME:]):
@@ -311,7 +311,7 @@ def _is_first_of_pair(text: str, start: int) -> bool:
 
 
 def _is_prose(found: re.Match[str], value: str) -> bool:
-    """Whether a word and what stands behind it say something, and are no name and its value."""
+    """Whether a word and what follows it are prose, not a name and its value."""
     if found["flag"] or not value or _OPENS.match(value):
         return False
     words = _words_of(found["name"])
@@ -331,7 +331,7 @@ _PORT = re.compile(r"\[|[^:/?#@]*(?::\d{0,5})?(?:[/?#]|\Z)")
 
 
 def _without_passwords(found: re.Match[str]) -> str:
-    """A word that may have URLs in it. A password may hold any sign but a space, so the last `@` ends it."""
+    """A word that may contain URLs. A password may contain anything but a space, so the last `@` ends it."""
     word = found[0]
     at = word.rfind("@")
     if at < 0:
@@ -418,7 +418,7 @@ _RULES: tuple[tuple[re.Pattern[str], Any], ...] = (
 
 
 def without_secrets(text: str) -> str:
-    """The text with what is obviously secret in it replaced by `***`. Applied twice, it changes nothing more."""
+    """The text with obvious secrets replaced by `***`. Idempotent."""
     if "@" in text:
         text = _RUN.sub(_without_passwords, text)
     text = _without_named(text)
@@ -431,7 +431,7 @@ _DEEPEST = 20
 
 
 def without_secrets_in(value: Any, name: str = "", depth: int = 0) -> Any:
-    """A value that JSON is made of, without what has a secret's name or is a text with secrets."""
+    """A JSON value with secrets replaced: values with a secret's name, and secrets in texts."""
     if value is None or isinstance(value, bool):
         return value
     words = _words_of(name)
@@ -463,10 +463,10 @@ LOGGERS = (
     "fairlane.telemetry",
     "fairlane.worker",
 )
-"""Every logger of ours: a test holds that there is no other."""
+"""All our loggers; a test checks that there are no others."""
 INDENT = "    "
 LONGEST_TRACEBACK = 20_000
-"""Characters of it that are logged."""
+"""The most characters of a traceback that are logged."""
 # C0, DEL and C1; marks, overrides and isolates of direction; line and paragraph separators; invisible operators and
 # tags; lone surrogates. All else is shown as it is: names are written in all languages.
 _UNSAFE = re.compile(
@@ -476,23 +476,23 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def one_line(text: str) -> str:
-    """The text on one line, with nothing in it that a terminal or an editor obeys."""
+    """The text on one line, without control characters that a terminal or an editor would obey."""
     return _UNSAFE.sub(_written_out, text)
 
 
 def indented(text: str, by: str = INDENT) -> str:
-    """Text of several lines, each safe, and none that could be taken for the beginning of a record."""
+    """Text of several lines, each safe and indented, so that none looks like the start of a log record."""
     return "\n".join(f"{by}{_UNSAFE.sub(_written_out, line)}".rstrip() for line in text.split("\n"))
 
 
 def json_text(value: Any) -> str:
-    """JSON on one line that reads back as the same value, whatever its texts hold."""
+    """JSON on one line that reads back as the same value, whatever its texts contain."""
     return _UNSAFE.sub(_as_json_escape, json.dumps(value, default=str, ensure_ascii=False))
 
 
 def exception_text(record: logging.LogRecord) -> str:
-    """The traceback of a record, without secrets; never with the values of variables. Of one that is too long, the
-    beginning and the end. Empty: it has none."""
+    """The traceback of a record, without secrets and without values of variables; if it is too long, its beginning and
+    its end. Empty if it has none."""
     if record.exc_info and record.exc_info[1] is not None:
         text = without_secrets("".join(traceback.format_exception(record.exc_info[1])).rstrip("\n"))
     else:
@@ -502,7 +502,7 @@ def exception_text(record: logging.LogRecord) -> str:
 
 
 class TextLines(logging.Formatter):
-    """Records as text, those of a program's own loggers too."""
+    """Formats records as text, also those of the program's own loggers."""
 
     def __init__(self, form: str = "%(asctime)s %(levelname)-8s %(name)s: %(message)s") -> None:
         super().__init__(form)
@@ -510,7 +510,7 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         record.message = one_line(without_secrets(record.getMessage()))
         record.asctime = self.formatTime(record, self.datefmt)
-        # All of it: loggers and levels are named by programs, too.
+        # All of it: programs also name loggers and levels.
         lines = [one_line(self.formatMessage(record))]
         if told := exception_text(record):
             lines.append(indented(told))
@@ -520,7 +520,7 @@ class TextLines(logging.Formatter):
 
 
 def guard_loggers() -> None:
-    """Let every record of ours be safe to write, whoever writes it. Called when the package is imported."""
+    """Make all our records safe to write, by any handler. Called when the package is imported."""
     for name in LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(each, _Guard) for each in logger.filters):
@@ -528,7 +528,7 @@ def guard_loggers() -> None:
 
 
 class _Guard(logging.Filter):
-    """Makes the arguments of a record safe. A message that has some is ours; one without is whatever it was made of."""
+    """Makes the arguments of a record safe. A message without arguments may contain anything: it is made safe too."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not record.args:
@@ -544,7 +544,7 @@ class _Guard(logging.Filter):
 
 
 class _Safe:
-    """An argument that is turned into text when the record is, by `%s` or `%r`."""
+    """An argument that is made safe when the record is formatted, by `%s` or `%r`."""
 
     __slots__ = ("_value",)
 

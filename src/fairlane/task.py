@@ -19,7 +19,7 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant, as_instant, duration_of, microseconds
 from fairlane.codec import Codec, PayloadCodec
-from fairlane.effects import ABSENT, Effects, became
+from fairlane.effects import ABSENT, Effects, ValueSource, became
 from fairlane.errors import (
     ConfigurationError,
     InvalidJob,
@@ -50,12 +50,12 @@ Duration = timedelta | str | float
 KeySource = tuple[str, ...] | Callable[..., Mapping[str, object]] | None
 Raised = type[BaseException] | tuple[type[BaseException], ...]
 Progress = Callable[[int, int], None]
-"""Told how many of a bulk have been stored, and how many there are."""
+"""Called with how many jobs of a bulk have been stored, and how many there are."""
 
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
 MOST_ATTEMPTS = 10_000
 ALWAYS_TOLD = ("queue", "task", "priority")
-"""What a policy's functions are given of every job, beside its context and its keys."""
+"""What a policy's functions get for every job, in addition to its context and keys."""
 LONGEST_DELAY = 100 * 366 * 24 * 3_600 * SECOND
 
 
@@ -128,20 +128,20 @@ def as_unique(given: object) -> Unique | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """How a task's jobs are run."""
+    """How the jobs of a task run."""
 
     max_attempts: int = 5
     backoff: Backoff = Backoff()  # noqa: RUF009 - frozen
     retry_on: Raised = (Exception,)
-    """What counts as a failure worth another attempt; anything else that is raised is the end of the job."""
+    """Exceptions that are retried. Any other exception ends the job."""
     dead_on: Raised = ()
-    """What ends the job at once, although `retry_on` covers it."""
+    """Exceptions that end the job at once, even if `retry_on` covers them."""
     timeout: Duration | None = None
     priority: int = 0
     keys: KeySource = None
     unique: Unique | None = None
     executor: Literal["thread", "process"] = "thread"
-    """Where a function that is not async runs."""
+    """Where a function that is not async runs: in a thread of the worker, or in a process of its own."""
 
     def checked(self, what: str) -> TaskOptions:
         try:
@@ -168,7 +168,7 @@ class TaskOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnqueueOptions:
-    """What one job has beyond its arguments; `None` leaves the task's own choice."""
+    """The options of one job; `None` means the default of its task."""
 
     tx: Any = None
     queue: str | None = None
@@ -183,14 +183,14 @@ class EnqueueOptions:
     context: Mapping[str, Any] | None = None
     partition: int | None = None
     partition_key: object = ABSENT
-    """What its partition is found by, instead of its keys; `None`: it has none."""
+    """The value that its partition is chosen by, instead of its keys; `None` means the first partition."""
 
     def queue_of(self, task: Task[..., Any]) -> str:
         """Where a job of this task goes."""
         return task.queue if self.queue is None else self.queue
 
     def over(self, base: EnqueueOptions) -> EnqueueOptions:
-        """These options, and those of `base` where these leave a choice. An id is for one job, and stays with it."""
+        """These options, with those of `base` as defaults. An id belongs to one job and is never inherited."""
         timed = self if self.delay is not None or self.run_at is not None else base
         routed = self if self.partition is not None or self.partition_key is not ABSENT else base
         return EnqueueOptions(
@@ -214,9 +214,9 @@ DEFAULTS = EnqueueOptions()
 
 
 class Call(msgspec.Struct, Generic[R], eq=False, gc=False):
-    """One call of a task that has not been made: what `enqueue_many` takes."""
+    """A call of a task that has not been enqueued yet: what `enqueue_many` takes."""
 
-    # Many thousands of them may be made at once. They are in no circle, and the collector need not look at them.
+    # There may be many thousands of them. They are never part of a cycle, so the garbage collector can skip them.
     task: Task[..., R]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -227,12 +227,12 @@ class Call(msgspec.Struct, Generic[R], eq=False, gc=False):
         return f"Call({self.task.name}({', '.join(given)}))"
 
     def using(self, **options: Any) -> Call[R]:
-        """The same call with these options, which are those of `task.using`; what is not given stays as it was."""
+        """The same call with these options, which are those of `task.using`; other options are kept."""
         return BoundTask(self.task, self.options).using(**options).call(*self.args, **self.kwargs)
 
 
 def one_by_one(calls: Iterable[Call[R]], taker: str) -> Iterator[Call[R]]:
-    """The calls of a bulk; what a plain `for` cannot take, an async generator above all, is refused by name."""
+    """The calls of a bulk. Refuse what a plain `for` cannot iterate over, such as an async generator."""
     try:
         if isinstance(calls, str | bytes | Mapping):
             raise TypeError
@@ -250,15 +250,13 @@ def not_a_call(given: object, taker: str = "enqueue_many") -> InvalidJob:
     return InvalidJob(f"{taker} takes calls, not a {type(given).__name__}; write task.call(…) for each")
 
 
-class Producer(Protocol):
-    """What tasks, and the handles of their jobs, ask of the app that they belong to."""
+class Producer(ValueSource, Protocol):
+    """What tasks and the handles of their jobs need from their app."""
 
     redact: Redact | None
 
     @property
     def forwarded(self) -> Collection[str]: ...
-
-    async def opened(self) -> Store: ...
 
     async def enqueue_many(
         self, calls: Iterable[Call[R]], tx: Any = None, progress: Progress | None = None
@@ -272,11 +270,9 @@ class Producer(Protocol):
 
     def known_tasks(self) -> Collection[str]: ...
 
-    def run_blocking(self, work: Coroutine[Any, Any, R]) -> R: ...
-
 
 class BoundTask(Generic[P, R]):
-    """A task with options for the jobs that are enqueued through it."""
+    """A task together with options for the jobs enqueued through it."""
 
     def __init__(self, task: Task[P, R], options: EnqueueOptions) -> None:
         self._task = task
@@ -286,21 +282,21 @@ class BoundTask(Generic[P, R]):
         return f"{self._task!r}.using({self._options})"
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """This call as a value, for `enqueue_many`; checked against the function's parameters."""
+        """This call as a value for `enqueue_many`, checked against the parameters of the function."""
         self._task.codec.check_call(args, kwargs)
         return Call(self._task, args, kwargs, self._options)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Store one job; durable when this returns, or with the transaction given as `tx`."""
+        """Store one job. It is durable when this returns, or when the transaction given as `tx` commits."""
         return await self._task.producer.enqueue_one(self.call(*args, **kwargs))
 
     async def dry_run(self, *args: P.args, **kwargs: P.kwargs) -> Foreseen:
-        """What `enqueue` would do now, checked in every way but not stored."""
+        """What `enqueue` would do now. The call is checked in full, but nothing is stored."""
         return await self._task.producer.foresee(self.call(*args, **kwargs))
 
     @known_options
     async def enqueue_many(self, calls: Iterable[Call[R]], progress: Progress | None = None) -> Enqueued[R]:
-        """Store these calls of this task, all or none. What a call does not choose is as chosen with `using`."""
+        """Store these calls of this task, all or none. Options given to `using` are the defaults of each call."""
         listed = list(one_by_one(calls, "enqueue_many"))
         for call in listed:
             if not isinstance(call, Call):
@@ -308,7 +304,7 @@ class BoundTask(Generic[P, R]):
             if call.task is not self._task:
                 raise InvalidJob(f"{call!r} is no call of task {self._task.name!r}; use app.enqueue_many for a mixture")
         if self._options is not DEFAULTS:
-            # Calls that choose nothing have one and the same options: what follows from them is found out once.
+            # Calls without options of their own share one value, so that their jobs can be built together.
             own = replace(self._options, id=None)
             options = (own if call.options is DEFAULTS else call.options.over(own) for call in listed)
             listed = [Call(call.task, call.args, call.kwargs, each) for call, each in zip(listed, options, strict=True)]
@@ -340,7 +336,7 @@ class BoundTask(Generic[P, R]):
         partition: int | None = None,
         partition_key: object = ABSENT,
     ) -> BoundTask[P, R]:
-        """The same task with these options for its jobs; what is not given stays as it was.
+        """The same task with these options for its jobs; other options are kept.
 
         `id` is for one job: `DuplicateJob` if there is one already. `unique` is a `Unique(…)`; a value or a function of
         the arguments means `Unique(value)`. `on_dead` lands if the job dies, in the transaction in which it does.
@@ -377,7 +373,7 @@ class BoundTask(Generic[P, R]):
 
 
 class Task(BoundTask[P, R]):
-    """A registered function. Calling it runs it here and now; enqueueing it stores a job."""
+    """A registered function. Calling it runs it here and now; enqueuing it stores a job."""
 
     __name__: str
     is_async = False
@@ -416,7 +412,7 @@ class Task(BoundTask[P, R]):
         return f"<task {self.name}>"
 
     def can_provide(self, key: str) -> bool:
-        """Whether this task's jobs may carry a key without being given it at each enqueue."""
+        """Whether jobs of this task can carry a key that is not given at each enqueue."""
         source = self.options.keys
         if callable(source):
             return True
@@ -447,7 +443,7 @@ class Registry:
     def __init__(self) -> None:
         self._tasks: dict[str, Task[..., Any]] = {}
         self.find = self._tasks.get
-        """The task of a name, or `None`."""
+        """The task with this name, or `None`."""
 
     def add(self, task: Task[..., Any]) -> None:
         known = self._tasks.get(task.name)
@@ -504,15 +500,15 @@ def _place(function: Callable[..., Any]) -> str:
 
 
 class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
-    """A stored job. It holds nothing but the id: every question goes to the database."""
+    """A handle of a stored job. It holds only the id: every question goes to the database."""
 
-    # Many thousands of them may come back at once. They are in no circle, and the collector need not look at them.
+    # There may be many thousands of them. They are never part of a cycle, so the garbage collector can skip them.
     id: UUID
     _source: Producer
     outcome: Outcome | None = None
-    """What became of the enqueue that returned this handle; `None` if it comes from elsewhere."""
+    """The outcome of the enqueue that returned this handle; `None` if the handle was not returned by an enqueue."""
     backlog: FullBacklog | None = None
-    """The backlog that was full when it was enqueued; `None` if there was room."""
+    """The backlog that was full when the job was enqueued; `None` if there was room."""
 
     def __repr__(self) -> str:
         return f"<job {self.id}>"
@@ -525,11 +521,11 @@ class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
 
     @property
     def is_over_backlog(self) -> bool:
-        """Whether more jobs waited than should when it was enqueued: its producer had better slow down."""
+        """Whether its backlog was full when it was enqueued: the producer should slow down."""
         return self.backlog is not None
 
     async def record(self) -> JobRecord:
-        """Everything that is known about the job, or `JobNotFound`."""
+        """The job as it is stored, or `JobNotFound`."""
         return await (await self._source.opened()).job(self.id)
 
     async def attempts(self) -> list[AttemptRecord]:
@@ -537,17 +533,17 @@ class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
         return await (await self._source.opened()).run(records.attempts(self.id))
 
     async def status(self) -> State:
-        """Where the job is in its life."""
+        """The current state of the job."""
         return (await self.record()).state
 
     async def explain(self) -> Explanation:
-        """Everything that holds the job: until when, and who. Looking changes nothing."""
+        """Everything that the job waits for: what, until when, and who holds it. Read-only."""
         store = await self._source.opened()
         facts = await store.ask(lambda moment: moment.examine(job=self.id))
         return explain(facts, self._source.known_tasks(), self._source.forwarded)
 
     async def cancel(self) -> State:
-        """Cancel the job if it waits, ask it to stop if it runs. Returns the state it is in now."""
+        """Cancel the job if it waits; ask it to stop if it runs. Returns its state."""
         return await (await self._source.opened()).cancel(self.id)
 
     @known_options
@@ -615,7 +611,7 @@ class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
 
 
 async def _remedy(store: Store, holder: UUID, on_conflict: OnReplayConflict) -> str:
-    """What helps where this job holds the unique key of one that was to be replayed."""
+    """What to do if this job holds the unique key of a job that should be replayed."""
     try:
         state = (await store.job(holder)).state
     except JobNotFound:
@@ -633,9 +629,9 @@ async def _remedy(store: Store, holder: UUID, on_conflict: OnReplayConflict) -> 
 
 
 class Enqueued(list[Job[R]]):
-    """What became of a bulk: one handle for each call, in order, each with its outcome.
+    """The result of a bulk enqueue: a handle for each call, in order, each with its outcome.
 
-    A call that met a unique key has the handle of the job that holds it.
+    A call whose unique key was taken has the handle of the job that holds the key.
     """
 
     @property
@@ -645,22 +641,22 @@ class Enqueued(list[Job[R]]):
 
     @property
     def duplicates(self) -> list[Job[R]]:
-        """The jobs that stand for calls which were not stored."""
+        """The existing jobs that stand for calls that were not stored."""
         return [job for job in self if job.outcome is Outcome.DUPLICATE]
 
     @property
     def refused(self) -> list[Job[R]]:
-        """The jobs because of which calls were refused."""
+        """The existing jobs whose unique keys caused calls to be refused."""
         return [job for job in self if job.outcome is Outcome.REFUSED]
 
     @property
     def full(self) -> list[Job[R]]:
-        """Those that were not stored because a backlog was full. No job has their ids."""
+        """Calls that were not stored because a backlog was full. There are no jobs with these ids."""
         return [job for job in self if job.outcome is Outcome.FULL]
 
     @property
     def over_backlog(self) -> list[Job[R]]:
-        """Those that met a full backlog, stored or not: whoever enqueues had better slow down."""
+        """Calls that found a full backlog, stored or not: the producer should slow down."""
         return [job for job in self if job.is_over_backlog]
 
     def __repr__(self) -> str:
@@ -671,7 +667,7 @@ class Enqueued(list[Job[R]]):
 def handles_of(
     jobs: Sequence[NewJob], conflicts: Mapping[UUID, Conflict], verdicts: Verdicts, source: Producer
 ) -> Enqueued[Any]:
-    """What became of these jobs, as their producer is told."""
+    """The handles of these jobs, each with its outcome."""
     if not (conflicts or verdicts.told or verdicts.refused):
         return Enqueued(Job(job.id, source, Outcome.ENQUEUED) for job in jobs)
     handles: Enqueued[Any] = Enqueued()

@@ -1,4 +1,4 @@
-"""Waiting, in the three ways a worker waits: for a moment, for a while, and for a database to come back."""
+"""Waiting for a time, for a duration, and for the database to come back."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ T = TypeVar("T")
 
 FIRST_RETRY, LONGEST_RETRY = 0.05, 5.0
 REJOINED_WITHIN = LONGEST_RETRY + 1.0
-"""Seconds after which everybody who waited for the database has asked it again, once it is back."""
+"""Seconds after the database is back by which everything that waited for it has tried again."""
 DRIFT = 10_000
-"""Clocks run apart by one part in so many, at the most."""
+"""Clocks drift apart by one part in this many, at most."""
 ANSWER_WITHIN = 2.0
-"""Seconds for which a loop that is to end still waits for the answer to what it has asked the store."""
+"""Seconds for which a loop that is stopping still waits for an answer of the store."""
 
 
 def pause(clock: Clock, duration: int) -> Coroutine[Any, Any, None]:
-    """Wait for so many microseconds from now, also where the wall clock is set back: leases must be renewed in time."""
+    """Wait this many microseconds, even if the wall clock is set back: leases must be renewed in time."""
     if isinstance(clock, SystemClock):
         return asyncio.sleep(duration / SECOND)
     return clock.sleep_until(clock.now() + duration)
@@ -58,7 +58,7 @@ def back_off(tries: int) -> float:
 
 
 class Alarm:
-    """One timer for many moments, by the monotonic clock: it rings at the earliest. Whoever is rung looks what is due,
+    """One timer for many due times, on the monotonic clock. It rings at the earliest; its owner then does what is due,
     and sets it again."""
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
@@ -72,7 +72,7 @@ class Alarm:
             return
         self.close()
         self._at = moment
-        # In a context of its own: it rings for many, and not for the run that happened to set it.
+        # In a context of its own: it does not belong to the run that happened to set it.
         self._sleeper = asyncio.get_running_loop().create_task(
             self._sleep(moment), name="fairlane-alarm", context=contextvars.Context()
         )
@@ -89,10 +89,10 @@ class Alarm:
 
 
 class StoreTime:
-    """Queue time beside our monotonic clock: what to add to ours, from answers that say when they were given.
+    """The offset of the store's clock from our monotonic clock, from answers that carry the store's time.
 
-    Each answer says that the difference lies between two numbers, as far apart as it took. All together they say more:
-    it lies where those spans overlap, which soon is a fraction of a round trip.
+    Each answer gives an interval for the offset, as wide as the answer took. The offset lies where all of them overlap,
+    which is soon much less than a round trip.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class StoreTime:
         self._seen: Instant | None = None
 
     def hear(self, asked: Instant, there: Instant, heard: Instant) -> None:
-        """Between these two instants by our clock, the store's said `there`."""
+        """The store's clock said `there` between these two instants of ours."""
         is_first = self._seen is None
         drift = 0 if self._seen is None else max(0, heard - self._seen) // DRIFT
         self._seen = heard
@@ -110,13 +110,13 @@ class StoreTime:
             # The store's clock was set.
             least, most = there - heard, there - asked
         self._least, self._most = least, most
-        # A long answer says little, and moves nothing that it does not contradict.
+        # A slow answer says little: it changes the offset only if it contradicts it.
         if is_first or not least <= self.offset <= most:
             self.offset = int(least + most) // 2
 
 
 class Outage:
-    """Rides out a database that does not answer or refuses: waits longer each time, and tells once it is back."""
+    """Rides out an outage of the database: retries with growing pauses, and reports when it is back."""
 
     def __init__(self, on_return: Callable[[], None]) -> None:
         self._on_return = on_return
@@ -128,18 +128,18 @@ class Outage:
 
     @property
     def is_lost(self) -> bool:
-        """Whether anything that was last asked of the database has failed."""
+        """Whether any kind of request failed when it was last made."""
         return bool(self._failing)
 
     async def ride_out(self, call: Callable[[], Awaitable[T]], what: str, unless: asyncio.Event | None = None) -> T:
-        """Call until it succeeds, or until `unless` is set. Errors other than a lost database are the caller's."""
+        """Call until it succeeds, or until `unless` is set. Errors other than an outage are raised."""
         tries = 0
         while True:
             try:
                 return await self.once(call, what)
             except StoreUnavailable as error:
                 if isinstance(error, ConfigurationError):
-                    raise  # no wait corrects a URL
+                    raise  # waiting does not correct a URL
                 tries += 1
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for((unless or asyncio.Event()).wait(), back_off(tries))
@@ -147,7 +147,7 @@ class Outage:
                     raise
 
     async def once(self, call: Callable[[], Awaitable[T]], what: str) -> T:
-        """Call it, and note whether the database was there."""
+        """Call it once, and note whether the database answered."""
         try:
             result = await self._ask(call)
         except StoreUnavailable as error:
@@ -157,7 +157,7 @@ class Outage:
         return result
 
     async def others_are_back(self) -> None:
-        """Return once others who waited for the database as well have had time to find it."""
+        """Return once everything else that waited for the database has had time to reconnect."""
         if (wait := self._back_at + REJOINED_WITHIN - time.monotonic()) > 0:
             await asyncio.sleep(wait)
 
@@ -168,20 +168,20 @@ class Outage:
         try:
             return await call()
         except StoreUnavailable as error:
-            if task.cancelling():  # to leave a session that does not answer fails as well: that must not keep us
+            if task.cancelling():  # leaving a session that does not answer fails too; that must not keep us
                 raise asyncio.CancelledError from error
             raise
         finally:
             self._asking.discard(task)
             if task in self._cancel_then:
                 self._cancel_then.discard(task)
-                task.cancel()  # at its next wait: what the store has answered is taken first
+                task.cancel()  # at its next wait: the answer of the store is processed first
 
     def cancel(self, task: asyncio.Task[Any]) -> None:
-        """Cancel a task; one that has asked the store, once it has its answer, if that comes soon.
+        """Cancel a task; if it waits for the store, then once it has the answer, if that comes soon.
 
-        A statement that is broken off costs its connection and a request to the server that may outlive the event
-        loop; and what it had committed (claims, say) would be known to nobody.
+        A statement that is interrupted costs its connection and a cancel request that may outlive the event loop; and
+        nobody would know of what it had committed, such as claims.
         """
         if task in self._asking:
             self._cancel_then.add(task)
@@ -205,7 +205,7 @@ class Outage:
     def _returned(self, what: str) -> None:
         if what not in self._failing:
             return
-        # Of what was asked for one reason: the database may still refuse the rest.
+        # Only for this kind of request: the database may still refuse others.
         self._failing.discard(what)
         self._back_at = time.monotonic()
         log.warning("the database is back at %s", what)

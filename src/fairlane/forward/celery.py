@@ -1,12 +1,12 @@
 """Celery runs what Fairlane admits.
 
-A forwarded task's `run` is wrapped, as Celery itself wraps it for `autoretry_for`: it adopts the job of its message,
-runs, and settles it. A message without a token is Celery's own, and runs as ever.
+The `run` of a forwarded task is wrapped, as Celery itself does for `autoretry_for`: it adopts the job of its message,
+runs, and settles it. A message without a token is Celery's own, and runs as usual.
 
 A routed call goes through Celery's own `send_task`, up to the point where Celery would publish. The finished message,
 with its headers, its callbacks and its place in a chain, group or chord, is stored with the job. The dispatcher
-publishes it as it is, with the token added. So Fairlane interprets nothing but the time at which it may run and its
-priority, and what Celery knows of a task (retries, results, canvas, time limits, expiry) stays Celery's.
+publishes it unchanged, with the token added. So Fairlane interprets only the time at which it may run and its priority;
+everything else that Celery knows about a task (retries, results, canvas, time limits, expiry) stays with Celery.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ if TYPE_CHECKING:
 __all__ = ["CeleryForwarder"]
 
 ONCE_MORE = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
-"""A connection from Celery's pool may have died since it was used last: one fresh one is tried."""
+"""A connection in Celery's pool may have died since it was last used: try one new connection."""
 REACH_WITHIN = 5.0
-"""Seconds in which a broker has to answer whether it is there."""
+"""Seconds for the broker to answer a connection check."""
 HIGHEST_LEVEL, HIGHEST_PRIORITY = 9, 100
 REVOKED = "fairlane-revoked"
-"""The header of a message whose job is not to run, but to be cancelled. Its value is the reason."""
+"""The header of a message whose job is to be cancelled and not run. Its value is the reason."""
 POSITIONAL = ("task_id", "producer", "connection", "router", "result_cls")
-"""Parameters of `Celery.send_task` behind its `eta`, in their order."""
+"""Parameters of `Celery.send_task` after `eta`, in order."""
 CELERYS_OWN = {"connection", "producer", "result_cls", "router", "task_type"}
-"""What Celery's own callers give to `send_task`."""
+"""Arguments of `send_task` that come from Celery itself."""
 NOT_KEPT = {"declare", "expiration", "priority", "retry", "retry_policy"}
-"""What a stored message leaves out: how to publish is decided then. RabbitMQ would drop a message that has expired
-without a word (`expiration`); Celery's worker revokes it by its header `expires`, and says so."""
+"""What is not stored with a message, because it is decided when it is published. With `expiration`, RabbitMQ would drop
+an expired message silently; Celery's worker revokes it by its `expires` header, and says so."""
 
 
 _to_json: Callable[[Any], str] = kombu_json.dumps
@@ -75,7 +75,7 @@ _class_of: Callable[[Any], type] = symbol_by_name
 
 
 class _CeleryCodec(RoutedCodec):
-    """Dates, UUIDs, decimals and bytes are such again, by the marks of Celery's JSON."""
+    """Keeps dates, UUIDs, decimals and bytes, by the type marks of Celery's JSON."""
 
     def encode_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> bytes:
         return super().encode_call(_marked(tuple(args)), _marked(dict(kwargs)), max_bytes)
@@ -89,7 +89,7 @@ class _CeleryCodec(RoutedCodec):
 
 
 def _marked(value: Any) -> Any:
-    """A value in which what Celery's JSON has a mark for has it."""
+    """A value with the type marks of Celery's JSON."""
     match value:
         case None | str() | bool() | int() | float():
             return value
@@ -102,13 +102,13 @@ def _marked(value: Any) -> Any:
     try:
         return json.loads(_to_json(value))
     except TypeError:
-        return value  # it may have another form: a dataclass, a model
+        return value  # it may have another JSON form: a dataclass, a model
 
 
 class CeleryForwarder(RoutingForwarder):
-    """Has Celery's workers run the jobs of an app. Create it in the module that they import.
+    """Lets Celery's workers run the jobs of an app. Create it in the module that they import.
 
-    Pools that run tasks in processes, in threads or alone are served; those of green threads are not.
+    The pools `prefork`, `threads` and `solo` are supported; green threads are not.
     """
 
     engine = "Celery"
@@ -122,7 +122,7 @@ class CeleryForwarder(RoutingForwarder):
             raise ConfigurationError(f"CeleryForwarder is given {celery!r} where a Celery app belongs")
         self.celery = celery
         self._functions: dict[str, Callable[..., Any]] = {}
-        """As their authors wrote them, by the name of Celery's task."""
+        """The functions as their authors wrote them, by the name of Celery's task."""
         celery.steps["worker"].add(_step_of(self))
         signals.task_revoked.connect(self._revoked)
         celery.send_task = self._sending(celery.send_task)
@@ -153,7 +153,7 @@ class CeleryForwarder(RoutingForwarder):
 
     def stand_in(self, name: str) -> Any:
         def elsewhere(*args: Any, **kwargs: Any) -> None:
-            """Nothing of this task is known here but its name."""
+            """Only the name of this task is known here."""
 
         stands_for = CeleryTask()
         stands_for.name, stands_for.run = name, elsewhere
@@ -162,7 +162,7 @@ class CeleryForwarder(RoutingForwarder):
     def install(self, forwarded: Forwarded) -> None:
         target = forwarded.target
         if getattr(target.run, "adopts_for", None) is self:
-            return  # it is also another task of Fairlane's: which one, its jobs say
+            return  # it is forwarded as several tasks of Fairlane: its jobs say which
         run, retry = target.run, target.retry
 
         def of(delivery: Delivery) -> Forwarded:
@@ -171,14 +171,14 @@ class CeleryForwarder(RoutingForwarder):
         @functools.wraps(run)
         def adopting(*args: Any, **kwargs: Any) -> Any:
             headers = target.request.headers or {}
-            # It is used up with this; tasks that publish others, and retries, hand their headers on.
+            # Removed now, because retries and tasks that publish others pass their headers on.
             token = headers.pop(HEADER, None)
             if token is None:
                 return run(*args, **kwargs)
             delivery = self.deliveries.begin_sync(token, self.names[target.name])
             reason = headers.get(REVOKED)
             if delivery is None:
-                if reason is not None:  # while it ran: what held it is gone, and it must not come again
+                if reason is not None:  # revoked while it ran: what held it is gone, and it must not run again
                     self.app.job(Token.parse(token).job).cancel_sync()
                 raise celery.exceptions.Ignore("stale: this job was delivered before, or its claim has ended")
             if reason is not None:
@@ -197,7 +197,7 @@ class CeleryForwarder(RoutingForwarder):
             try:
                 return retry(*args, **options)
             except celery.exceptions.Reject as refused:
-                # With other arguments it is another job, which could not be stored.
+                # With other arguments it is a separate job, which could not be stored.
                 raise Retry(reason=f"its retry could not be sent: {refused.reason}") from refused
 
         adopting.adopts_for = self  # type: ignore[attr-defined]
@@ -218,16 +218,16 @@ class CeleryForwarder(RoutingForwarder):
             self._retried(delivery, str(retry), wait)
             raise
         except celery.exceptions.Ignore as left:
-            # The task says that it has taken care of itself.
+            # The task says that it needs no further handling.
             self.deliveries.done_sync(delivery, None)
             raise celery.exceptions.Ignore(str(left)) from left
         except celery.exceptions.Reject as rejected:
-            # It comes again, or is set aside: with its job, not with its message.
+            # It is retried or dead: through its job, not through its message.
             reason = f"rejected: {rejected.reason}"
             self.deliveries.failed_sync(delivery, Retry(0, reason=reason) if rejected.requeue else Dead(reason))
             raise celery.exceptions.Ignore(reason) from rejected
         except BaseException as error:
-            # A worker that is told to stop raises what is no Exception: that is no failure of the task's.
+            # A worker that is told to stop raises what is not an Exception: the task has not failed.
             is_lost = is_engines and not isinstance(error, Exception)
             became = self.deliveries.failed_sync(delivery, error, is_final=is_engines, is_lost=is_lost)
             if not isinstance(error, Exception):
@@ -241,16 +241,16 @@ class CeleryForwarder(RoutingForwarder):
 
     def _retried(self, delivery: Delivery, reason: str, otherwise: timedelta) -> None:
         if delivery.was_sent_again:
-            self.deliveries.done_sync(delivery, None)  # with other arguments, it is another job
+            self.deliveries.done_sync(delivery, None)  # with other arguments, it is a separate job
         else:
             delay = otherwise if delivery.retry_in is None else delivery.retry_in
             self.deliveries.retried_sync(delivery, reason, delay)
 
     def _for_celery(self, target: Any, became: State | None, error: Exception) -> Any:
-        """What Celery is to see, so that its result says what has become of the job."""
+        """What to raise to Celery, so that its result says what became of the job."""
         match became:
             case State.SCHEDULED | State.READY:
-                # RETRY: it comes again.
+                # RETRY: it will run again.
                 return celery.exceptions.Retry(str(error), None if isinstance(error, Signal) else error)
             case State.CANCELLED:
                 request = target.request
@@ -261,8 +261,8 @@ class CeleryForwarder(RoutingForwarder):
                 return celery.exceptions.Ignore("its claim was lost: it runs elsewhere, or has")
         return error
 
-    # A message that is revoked, by `celery.control.revoke` or by Flower, or that has expired, is thrown away by whoever
-    # is given it.
+    # A message that was revoked, by `celery.control.revoke` or by Flower, or that has expired, is dropped by the worker
+    # that receives it.
 
     def _revoked(self, sender: Any, request: Any, expired: Any = False, **told: Any) -> None:
         token = (request.headers or {}).get(HEADER)
@@ -270,15 +270,15 @@ class CeleryForwarder(RoutingForwarder):
             self.send_end(sender.name, token, request.delivery_info, "expired" if expired else "revoked")
 
     def send_end(self, name: str, token: str, delivery_info: Mapping[str, Any], reason: str) -> None:
-        """Have a worker cancel a job. Not in here: this may be the process that Celery forks others from, and no
-        connection must be open in it."""
+        """Have a worker cancel a job. Not in this process: Celery may fork others from it, and no connection must be
+        open in it."""
         headers = {HEADER: token, REVOKED: reason}
         self.celery.send_task(name, queue=delivery_info["routing_key"], headers=headers, retry_policy=ONCE_MORE)
 
     # What the dispatcher asks.
 
     def prepare(self) -> None:
-        """Import the tasks as Celery's own worker does, which sets up Django where the project uses it."""
+        """Import the tasks as Celery's own worker does, which also sets up Django if the project uses it."""
         self.celery.loader.import_default_modules()
         self.celery.finalize(auto=True)
         super().prepare()
@@ -293,7 +293,7 @@ class CeleryForwarder(RoutingForwarder):
             raise Unpublishable(f"Celery cannot write its message: {error}") from error
 
     def _publish_new(self, message: Message) -> None:
-        """A job that was enqueued with Fairlane's API: Celery writes its message now."""
+        """Publish a job that was enqueued with Fairlane's API: Celery writes its message now."""
         options: dict[str, Any] = {
             "task_id": str(message.id),
             "headers": message.carried,
@@ -310,8 +310,7 @@ class CeleryForwarder(RoutingForwarder):
             try:
                 message.target.__header__(*message.args, **message.kwargs)
             except TypeError:
-                # Arguments that do not fit the task as it is here may fit it where it is delivered; if not, it fails
-                # there.
+                # Arguments that do not fit the task here may fit it where it is delivered; otherwise it fails there.
                 is_shown = False
         if is_shown:
             CeleryTask.apply_async(message.target, list(message.args), dict(message.kwargs), **options)
@@ -319,9 +318,9 @@ class CeleryForwarder(RoutingForwarder):
             self.celery.send_task(message.target.name, **options)
 
     def _publish_stored(self, message: Message, own: str) -> None:
-        """A routed call: its message is there."""
+        """Publish a routed call, whose message is stored."""
         stored = _from_json(self._unsealed(own))
-        # Dates and the like come back as such: a serializer other than JSON has its own form for them.
+        # Dates and the like are restored: a serializer other than JSON has its own form for them.
         args, kwargs = _from_json(_to_json([message.args, message.kwargs]))
         headers = {**stored["headers"], **message.carried}
         headers["retries"] = (headers.get("retries") or 0) + message.retries
@@ -348,13 +347,13 @@ class CeleryForwarder(RoutingForwarder):
             connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=REACH_WITHIN)
 
     def _level(self, priority: int) -> int:
-        """Of Celery's 0 … 9, where 0 is as good as none. RabbitMQ serves the highest first, and has nothing below none;
-        all others serve the lowest first, and have nothing above."""
+        """Celery's priority, 0 to 9, where 0 means none. RabbitMQ serves the highest first, and has nothing below none;
+        all other brokers serve the lowest first, and have nothing above none."""
         above = priority if self._driver == "amqp" else -priority
         return max(0, -(-above * HIGHEST_LEVEL // HIGHEST_PRIORITY))
 
     def _priority(self, level: int) -> int:
-        """What a level of Celery's is called in Fairlane."""
+        """The priority in Fairlane for a priority of Celery."""
         above = min(HIGHEST_PRIORITY, level * HIGHEST_PRIORITY // HIGHEST_LEVEL)
         return above if self._driver == "amqp" else -above
 
@@ -366,7 +365,7 @@ class CeleryForwarder(RoutingForwarder):
     # What programs that call Celery's API get.
 
     def _sending(self, send_task: Callable[..., Any]) -> Callable[..., Any]:
-        """`send_task`, which every call of Celery's comes to, with what is routed kept for Fairlane."""
+        """`send_task`, which every call in Celery goes through; routed calls are stored by Fairlane."""
 
         @functools.wraps(send_task)
         def sending(
@@ -396,7 +395,7 @@ class CeleryForwarder(RoutingForwarder):
         return sending
 
     def _retries_itself(self, name: str, options: Mapping[str, Any]) -> Delivery | None:
-        """The job that runs here, if this is Celery's `self.retry(…)` of it."""
+        """The job that runs here, if this call is Celery's `self.retry(…)` of it."""
         delivery, target = current_run.get(None), self.celery.current_worker_task
         if not isinstance(delivery, Delivery) or target is None or target.name != name:
             return None
@@ -404,7 +403,7 @@ class CeleryForwarder(RoutingForwarder):
         return delivery if is_retry else None
 
     def _due(self, countdown: Any, eta: Any) -> dict[str, Any]:
-        """When it is to run, as `using` takes it."""
+        """When it may run, as options of `using`."""
         if countdown:
             return {"delay": timedelta(seconds=countdown)}
         return {"run_at": maybe_make_aware(maybe_iso8601(eta), self.celery.timezone)} if eta else {}
@@ -424,7 +423,7 @@ class CeleryForwarder(RoutingForwarder):
         using: dict[str, Any],
         options: dict[str, Any],
     ) -> Any:
-        """Have Celery write the message, and enqueue it instead of publishing it."""
+        """Let Celery write the message, and enqueue it instead of publishing it."""
         _let_subscribe_later(self.celery.backend)
         publishing = {"producer": None, "connection": None, "retry": False, "retry_policy": None}
         with self.celery.connection_for_write() as unconnected:
@@ -440,7 +439,7 @@ class CeleryForwarder(RoutingForwarder):
         own = self._sealed(_as_text(task.name, written.headers, written.options, embed, options))
         id = written.headers["id"]
         job = self.enqueue_routed_blocking(task, RoutedCall(args, kwargs, using, id, own))
-        # A job of the same unique key was there already, perhaps.
+        # There may already be a job with the same unique key.
         return type(result)(str(job.id)) if task.options.unique is not None else result
 
     def _sealed(self, text: str) -> str:
@@ -453,8 +452,8 @@ class CeleryForwarder(RoutingForwarder):
 
 
 class _Request:
-    """What Celery's worker knows of a message while a process of its pool runs the task. It says what has become of the
-    job where that process can say nothing any more."""
+    """What Celery's worker knows of a message while a process of its pool runs the task. It reports the end of the job
+    if that process no longer can."""
 
     forwarder: CeleryForwarder
 
@@ -462,17 +461,17 @@ class _Request:
         super().on_timeout(soft, timeout)  # type: ignore[misc]
         request: Any = self
         if not soft and (token := request.request_dict.get(HEADER)) is not None:
-            # To Celery it has failed, and does not come again.
+            # For Celery it has failed, and is not retried.
             reason = f"ended by its time limit of {timeout} s"
             self.forwarder.send_end(request.task.name, token, request.delivery_info, reason)
 
     def on_failure(self, exc_info: Any, *given: Any, **named: Any) -> Any:
         request: Any = self
         lost = exc_info.exception
-        lost = getattr(lost, "exc", lost)  # what came from a process of the pool may be wrapped
+        lost = getattr(lost, "exc", lost)  # errors from a process of the pool may be wrapped
         if not isinstance(lost, celery.exceptions.WorkerLostError) or HEADER not in request.request_dict:
             return super().on_failure(exc_info, *given, **named)  # type: ignore[misc]
-        # The process was killed, and nobody renews the job's lease: it comes again, while it has attempts left.
+        # The process was killed, and nothing renews the lease of the job: it runs again, while it has attempts left.
         task_ready(request)
         request.acknowledge()
         if request.store_errors:
@@ -481,11 +480,11 @@ class _Request:
 
 
 class _Written:
-    """Takes the place of a producer, and keeps what Celery would have published."""
+    """Stands in for a producer, and keeps what Celery would have published."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-        """Not connected, unless a result backend wants to listen at the broker."""
+        """Not connected, unless a result backend listens at the broker."""
         self.body: Any = None
         self.headers: dict[str, Any] = {}
         self.options: dict[str, Any] = {}
@@ -495,17 +494,17 @@ class _Written:
         return self.connection.default_channel
 
     def publish(self, body: Any, *, headers: dict[str, Any] | None = None, **options: Any) -> None:
-        if self.body is None:  # what follows is an event that tells of it
+        if self.body is None:  # what follows is only an event about it
             self.body, self.headers, self.options = body, dict(headers or {}), options
 
 
 def _let_subscribe_later(backend: Any) -> None:
-    """Celery subscribes to a result in Redis before it publishes, and tries for 20 s if Redis is away. Whoever asks for
-    a result subscribes first and then looks, so nothing is missed, and a call needs nothing but the database."""
+    """Before it publishes, Celery subscribes to the result in Redis, and tries for 20 s if Redis is away. Reading a
+    result subscribes first and then looks, so nothing is missed, and a routed call needs only the database."""
     subscribe = backend.on_task_call
     is_redis = any(each.__module__ == "celery.backends.redis" for each in type(backend).__mro__)
     if not is_redis or getattr(subscribe, "knows_written", False):
-        return  # other backends do nothing there, or, as that of RPC, declare where results are to go
+        return  # other backends do nothing there, or, like RPC, declare the queue of results
 
     @functools.wraps(subscribe)
     def on_task_call(producer: Any, task_id: str) -> None:
@@ -519,8 +518,8 @@ def _let_subscribe_later(backend: Any) -> None:
 
 
 def _unsubscribe_if_subscribed(consumer: Any) -> None:
-    """Older Celery unsubscribes in the destructor of every result, and tries for 20 s if Redis is away, also where
-    nobody has subscribed."""
+    """Older versions of Celery unsubscribe in the destructor of every result, and try for 20 s if Redis is away, even
+    if nothing has subscribed."""
     unsubscribe = consumer.cancel_for
 
     @functools.wraps(unsubscribe)
@@ -534,7 +533,7 @@ def _unsubscribe_if_subscribed(consumer: Any) -> None:
 def _as_text(
     task: str, headers: Mapping[str, Any], options: Mapping[str, Any], embed: Any, given: Mapping[str, Any]
 ) -> str:
-    """A message without its arguments, which are the job's."""
+    """The message as text, without its arguments, which are stored with the job."""
     exchange = options.get("exchange")
     kept = {name: value for name, value in options.items() if value is not None and name not in NOT_KEPT}
     if exchange is not None:
@@ -548,10 +547,10 @@ def _as_text(
 
 
 def _step_of(forwarder: CeleryForwarder) -> type[bootsteps.Step]:
-    """What Celery's worker does before it starts anything, once it has imported all tasks."""
+    """What Celery's worker runs at its start, after it has imported all tasks."""
 
     class Adopting(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
-        """Ends a worker whose green threads would block each other while they wait for their jobs."""
+        """Stops a worker with green threads, which would block each other while they wait for their jobs."""
 
         def __init__(self, parent: Any, **options: Any) -> None:
             super().__init__(parent, **options)
@@ -575,7 +574,7 @@ def _retry_by_policy(
     max_retries: int | None = None,
     **options: Any,
 ) -> Retry:
-    """`self.retry(…)` in a task whose retries are the policy's. How often is said by `max_attempts`."""
+    """`self.retry(…)` in a task whose retries are up to the policy: `max_attempts` limits them."""
     reason = "" if exc is None else f"{type(exc).__name__}: {exc}"
     at = eta if eta is None or eta.tzinfo is not None else eta.replace(tzinfo=UTC)
     retry = Retry(countdown if at is None else None, at=at, reason=reason)

@@ -1,11 +1,11 @@
-"""The engine's side: a message is delivered, its job adopted, run, and settled.
+"""The engine's side: a message is delivered; its job is adopted, run and settled.
 
-Of all messages that carry one token, the first to be delivered adopts the job: the claim moves from the dispatcher
-to a new lease of this process. Whoever comes later finds the token stale and skips. While
-jobs run here, one heartbeat renews all their leases.
+Of all messages with the same token, the first to be delivered adopts the job: the claim moves from the dispatcher to a
+new lease of this process. Later messages find the token stale and are skipped. While jobs run here, one heartbeat
+renews all their leases.
 
-Engines that block call the `_sync` forms, from any thread; the work is done in the app's background loop, which is
-opened after a fork and never inherited. Engines that are async await the others, in the one event loop of the process.
+Blocking engines call the `_sync` forms, from any thread; the work is done in the app's background loop, which is opened
+after a fork and never inherited. Async engines await the other forms, in the one event loop of the process.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ log = logging.getLogger("fairlane.forward")
 T = TypeVar("T")
 
 UNKNOWN_DELAY = 30 * SECOND
-"""After which a job comes again that was delivered where its task is not known."""
+"""The delay of a job that was delivered to a process that does not know its task."""
 
 
 class Delivery(RunningJob):
-    """One message at the engine's worker whose job runs here, until it is settled."""
+    """A message whose job runs in this process, until it is settled."""
 
     __slots__ = ("adopted_at", "handle", "kept_at", "process", "retry_in", "was_sent_again")
 
@@ -71,22 +71,22 @@ class Delivery(RunningJob):
         self.process = home
         self.adopted_at = adopted.at.now
         self.kept_at = kept_at
-        """When its lease was asked for or renewed last, by the monotonic clock."""
+        """When its lease was last requested or renewed, by the monotonic clock."""
         self.handle: asyncio.Task[Any] | None = None
-        """Who runs it, in an async engine: cancelled if the claim is lost or the job cancelled."""
+        """The task that runs it, in an async engine: cancelled if the claim is lost or the job is cancelled."""
         self.retry_in: timedelta | None = None
-        """The engine has decided to retry it, after this long."""
+        """The engine has decided to retry it after this delay."""
         self.was_sent_again = False
-        """The engine has sent it again with other arguments, as a job of its own."""
+        """The engine has sent it again with other arguments, as a separate job."""
 
     @property
     def lag(self) -> int:
-        """Microseconds from admission to start."""
+        """Microseconds from claim to adoption."""
         return max(0, self.adopted_at - self.claim.claimed_at)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Within this block `fairlane.context()` tells of this job."""
+        """Within this block, `fairlane.context()` is about this job."""
         before = current_run.set(self)
         try:
             yield
@@ -95,7 +95,7 @@ class Delivery(RunningJob):
 
 
 class Deliveries:
-    """What the messages of one forwarder do in an engine's process."""
+    """The deliveries of one forwarder in a process of the engine."""
 
     def __init__(self, app: App, lease: timedelta) -> None:
         self._app = app
@@ -107,10 +107,10 @@ class Deliveries:
     # Begin: the job is ours, or there is nothing to do.
 
     async def begin(self, token: Token | str, tasks: Sequence[str], *, cancellable: bool = False) -> Delivery | None:
-        """Adopt the job of a message that is to run one of these tasks, wherever that is possible. `None`: skip the
-        message, and let the engine acknowledge it; whatever had to be recorded is. `InvalidJob`: it was written by
-        others, and nothing has changed. `cancellable`: cancel the current asyncio task if the job is cancelled or lost
-        while it runs. Whoever is cancelled meanwhile has had it: its job has failed."""
+        """Adopt the job of a message for one of these tasks, if that is possible. `None`: skip the message and let the
+        engine acknowledge it; whatever had to be recorded has been. `InvalidJob`: the message was written by others,
+        and nothing has changed. `cancellable`: cancel the current asyncio task if the job is cancelled or lost while it
+        runs. If the caller is cancelled before this returns, the job has failed."""
         handle = asyncio.current_task() if cancellable else None
         beginning = asyncio.ensure_future(self._begin(token, tasks, handle))
         try:
@@ -172,17 +172,17 @@ class Deliveries:
         return await self._in_time(delivery)
 
     async def _in_time(self, delivery: Delivery) -> Delivery | None:
-        """Nothing begins under a lease that has ended: another may have it by now."""
+        """Nothing begins under a lease that has expired: another worker may have the job by now."""
         if not delivery.process.is_late(delivery):
             return delivery
         await delivery.process.end(delivery, Released("the engine's process stood still for longer than its lease"))
         return None
 
-    # End: exactly one of these.
+    # End: exactly one of these is called.
 
     async def done(self, delivery: Delivery, value: Any) -> None:
-        """Its function has returned. Durable when this returns; a claim that was lost records nothing."""
-        delivery.handle = None  # there is nothing left to cancel but this
+        """Its function has returned. Durable when this returns. If the claim was lost, nothing is recorded."""
+        delivery.handle = None  # only this settlement could still be cancelled
         try:
             result = delivery.task.codec.encode_result(value, self._app.max_payload)
         except InvalidJob as error:
@@ -194,11 +194,11 @@ class Deliveries:
     async def failed(
         self, delivery: Delivery, error: BaseException, *, is_final: bool = False, is_lost: bool = False
     ) -> State | None:
-        """Its function has raised: what that means is decided as on Fairlane's own workers. `is_final`: the engine does
-        not retry this, so a failure is the job's end. `is_lost`: its process was told to stop, which is no failure of
-        the job's; it comes again when its lease has ended, as if the process had been killed. Not at once: the engine
-        may be about to say that it ended the job itself, by its time limit or because it was revoked. Fairlane's own
-        signals stay what they are. Returns the state that the job has moved to; `None` if it is not recorded."""
+        """Its function has raised: the outcome is decided as on native workers. `is_final`: the engine does not retry
+        this, so a failure ends the job. `is_lost`: its process was told to stop, which is not a failure of the job; it
+        runs again when its lease expires, as if the process had been killed. Not at once: the engine may be about to
+        report that it ended the job itself, by its time limit or because it was revoked. Signals such as `Retry` mean
+        what they always mean. Returns the new state of the job; `None` if nothing is recorded."""
         delivery.handle = None
         outcome: Outcome | None = outcome_of(delivery, error, delivery.process.store_wall())
         if isinstance(outcome, Failed) and (is_lost or is_final):
@@ -207,8 +207,8 @@ class Deliveries:
         return None if settlement is None else settlement.to
 
     async def retried(self, delivery: Delivery, reason: str, delay: timedelta) -> None:
-        """The engine has decided to retry it after this long: the job goes back to its queue and gives up its slot.
-        It is counted as an attempt, and bounded by the engine's own limit alone."""
+        """The engine has decided to retry it after this delay: the job goes back to its queue and gives up its slot. It
+        counts as an attempt; only the engine's own limit bounds the number of retries."""
         delivery.handle = None
         is_lost = delivery.stop is Stop.GONE
         again = Retried(storable(reason), bounded(microseconds(delay)), is_bounded=False)
@@ -251,23 +251,23 @@ class Deliveries:
         self._app.run_blocking(self._to_its_end(self.retried(delivery, reason, delay)))
 
     def _abandon(self, begun: deque[Delivery], error: BaseException) -> None:
-        """Whoever wanted to run it was interrupted: by a time limit of the engine, perhaps, then it has failed; or told
-        to stop, then it is lost. Else the heartbeat would keep it for ever."""
+        """The caller was interrupted: by a time limit of the engine, perhaps (the job has failed), or told to stop (it
+        is lost). Otherwise the heartbeat would hold the job for ever."""
         is_lost = isinstance(error, SystemExit | KeyboardInterrupt)
         with contextlib.suppress(IndexError):
-            delivery = begun.pop()  # by whoever comes first
+            delivery = begun.pop()  # only the first caller gets it
             asyncio.run_coroutine_threadsafe(self.failed(delivery, error, is_lost=is_lost), delivery.process.loop)
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
-        """Do this, also if whoever waits for it is interrupted: a job that has run must not run again for that, and one
-        whose message the engine has given up must not wait for another."""
+        """Finish this even if its caller is interrupted: a job that has run must not run again because of that, and one
+        whose message the engine has dropped must not wait for another message."""
         ending = asyncio.ensure_future(work)
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
         return await asyncio.shield(ending)
 
     async def open(self) -> Store:
-        """Open the app in this loop, however long the database is away."""
+        """Open the app in this loop; wait while the database is away."""
         return await self._outage.ride_out(self._app.opened, "opening")
 
     async def _process(self) -> _Process:
@@ -282,7 +282,7 @@ class Deliveries:
 
 
 class _Process:
-    """The jobs that run in this process of the engine, and the heartbeat that keeps them."""
+    """The jobs that run in this process of the engine, and the heartbeat that renews their leases."""
 
     def __init__(self, store: Store, app: App, stamp: Stamp, lease: timedelta, outage: Outage) -> None:
         self.store = store
@@ -296,14 +296,14 @@ class _Process:
         self._lease = lease
         self._offset = self._ahead = 0
         self._held: dict[UUID, Delivery] = {}
-        """By lease: each job has one of its own."""
+        """By lease; each job has its own."""
         self._beating: asyncio.Task[None] | None = None
         self._outage = outage
         self._settling = Settling(store, outage)
         self._watching: Watching | None = None
 
     def watch(self, telemetry: Telemetry) -> None:
-        """Tell of what runs here, if anybody has asked for it."""
+        """Report what runs here, if anybody listens."""
         if telemetry.is_watched:
             self._watching = Watching(telemetry, self.identity, self.store, self._clock)
             self._watching.store_now = self.store_now
@@ -312,7 +312,7 @@ class _Process:
     async def tell_start(self, delivery: Delivery) -> None:
         if self._watching is not None:
             await self._watching.find_origins([delivery.claim])
-            # Its span is not the current one of the engine's thread, which may have one of the engine's own.
+            # Its span does not become the current one of this thread, which may have one of the engine's.
             self._watching.left(self._watching.started(delivery))
 
     def ran(self, run: RunningJob) -> int:
@@ -325,13 +325,13 @@ class _Process:
         return self.store_now() - self._ahead
 
     def is_late(self, delivery: Delivery) -> bool:
-        """Whether its lease has ended, because this process has stood still."""
+        """Whether its lease has expired because this process was suspended."""
         return self._clock.monotonic() - delivery.kept_at > microseconds(self._lease)
 
     async def adopt(self, token: Token, tasks: Sequence[str]) -> tuple[Adopted, int] | None:
-        """The claim, and when it was asked for, by the monotonic clock."""
+        """The claim, and when it was requested, by the monotonic clock."""
         asked_at = 0
-        # Chosen before the first try: one whose answer was lost has landed perhaps, and a later one finds its work.
+        # Chosen before the first try: a try whose answer was lost may have succeeded, and a later one finds that.
         own = uuid4()
 
         async def once() -> Adopted | None:
@@ -354,13 +354,13 @@ class _Process:
             return None
 
     async def refuse(self, claim: Claim, outcome: Outcome) -> None:
-        """End a claim that cannot run."""
+        """Settle a claim that cannot run."""
         await self._settling.record(settle(claim, outcome, 0))
 
     async def end(
         self, delivery: Delivery, outcome: Outcome | None, error: BaseException | None = None
     ) -> Settlement | None:
-        """Record how it has ended; nothing, if its claim is lost."""
+        """Record how it ended; nothing if its claim is lost."""
         settlement: Settlement | None = None
         ran = self.ran(delivery)
         try:
@@ -395,7 +395,7 @@ class _Process:
                 try:
                     await self._renew(leases)
                 except Exception as error:
-                    # The engine's worker is not ours to end, and whatever runs here must keep its claim.
+                    # We do not end the engine's worker, and whatever runs here must keep its claim.
                     log.critical("leases could not be renewed: %s; trying again", summary(error), exc_info=error)
 
     async def _renew(self, leases: list[UUID]) -> None:

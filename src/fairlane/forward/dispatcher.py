@@ -36,7 +36,7 @@ from fairlane.worker.worker import Worker
 log = logging.getLogger("fairlane.forward")
 
 LONGEST_ROUND = timedelta(seconds=10)
-"""Between two looks at what was published."""
+"""The longest time between two checks of published messages."""
 
 
 class Dispatcher(Worker):
@@ -70,22 +70,22 @@ class Dispatcher(Worker):
             log.warning("what was published could not be left to its messages: %s; it may be published again", error)
 
     def _what_it_ran(self) -> str:
-        return ""  # the engine's workers run what it publishes
+        return ""  # the workers of the engine run what it publishes
 
     def _tell_what_is_left(self) -> None:
         super()._tell_what_is_left()
-        # Threads that wait for a broker would keep the process from ending.
+        # Threads that wait for the broker would keep the process from exiting.
         self.left_running += len(self._forwarder.unanswered)
 
 
 class Dispatching:
-    """What runs a dispatcher, as an app runs a worker."""
+    """Makes dispatchers for a forwarder, as an app makes workers."""
 
     def __init__(self, forwarder: Forwarder) -> None:
         self._forwarder = forwarder
 
     async def worker(self, options: WorkerOptions | None = None) -> Dispatcher:
-        """A dispatcher for the queues of this forwarder, or for those of them that are named."""
+        """A dispatcher for the queues of this forwarder, or for those that are named."""
         forwarder, app = self._forwarder, self._forwarder.app
         if not forwarder.forwarded:
             raise ConfigurationError(f"{forwarder!r} forwards no task; declare one with forwarder.task(…, queue=…)")
@@ -114,7 +114,7 @@ class Dispatching:
 
 
 async def _check_limits(store: Store, queues: Sequence[str]) -> None:
-    """How many jobs the engine holds at once is a limit of the queue, like any other; without one, it is all."""
+    """Refuse queues without a limit on how many jobs the engine holds: everything would move to its broker."""
     for name in queues:
         found = await store.policy(name)
         if found is None:
@@ -128,26 +128,26 @@ async def _check_limits(store: Store, queues: Sequence[str]) -> None:
 
 
 FIRST_PAUSE, LONGEST_PAUSE = SECOND // 10, 30 * SECOND
-"""How long a broker that refuses is left alone."""
+"""How long to pause after the broker refused a message."""
 FIRST_DELAY, LONGEST_DELAY = SECOND, 60 * SECOND
-"""How long a job waits that was refused again by a broker that could be reached: it may be the message."""
+"""The delay of a job that a reachable broker has refused more than once: it may be the message."""
 REFUSALS_REMEMBERED = 10_000
 QUIET = LONGEST_PAUSE
-"""After which a broker that can be reached is taken to be well, although nothing was there to publish."""
+"""After this time without a refusal, the broker counts as well even if nothing was published."""
 UNBEGUN = 60 * SECOND
-"""How long nothing of a queue may have begun, while messages for it lie at the broker, before that is told."""
+"""How long messages of a queue may lie at the broker, and none begin, before a warning."""
 ASKED_AT_ONCE = 1_000
 NAMED = 3
-"""Tasks that are named where more may be meant."""
+"""How many tasks a warning names."""
 
 
 class _Published(msgspec.Struct):
-    """A message that nobody is known to have adopted."""
+    """A message that is not known to have been adopted."""
 
     run: Run
     times: int
     at: int
-    """When it was published last, by the monotonic clock."""
+    """When it was last published, by the monotonic clock."""
     first_at: int
     again_at: int
     """When to publish it again."""
@@ -157,13 +157,13 @@ class Publishing(Execution):
     """What a dispatcher does with its claims."""
 
     sets_suspects_apart = False
-    """It runs nothing; how an engine shares its processes out is the engine's business."""
+    """It runs nothing: isolating suspects is up to the engine."""
 
     keeps_pace = False
-    """When a message is taken from a broker is not its business either."""
+    """When a message is taken from the broker is up to the engine."""
 
     calls_handlers = False
-    """Nor how long a handler takes."""
+    """Handlers run in the workers of the engine."""
 
     forwarder: Forwarder
     troubles: Troubles
@@ -172,17 +172,17 @@ class Publishing(Execution):
         super().__init__(*given, **named)
         self._published: dict[UUID, _Published] = {}
         self._carried: dict[UUID, asyncio.Future[dict[UUID, Carried]]] = {}
-        """What the messages of a batch of claims carry, by job, from claim to publication."""
+        """What the messages of a batch of claims carry, by job, until they are published."""
         self._refusals: OrderedDict[UUID, int] = OrderedDict()
         self._begun_at: dict[str, int] = {}
-        """When something of a queue was last seen to have begun."""
+        """When a job of the queue was last seen to have begun."""
         self._begun_up_to: dict[str, int] = {}
-        """When the latest message of a queue that has begun was published."""
+        """When the latest message that has begun was published, by queue."""
         self._refused_at = 0
         self._pause = 0
         self._is_pausing: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
-        # A job of another engine, or of a worker's, is not ours to publish.
+        # Jobs of another engine, or of native workers, are not ours to publish.
         find = self._find
         self._find = lambda name: find(name) if name in self.forwarder.forwarded else None
 
@@ -206,13 +206,13 @@ class Publishing(Execution):
 
     async def _run_async(self, run: Run) -> None:
         try:
-            # Shielded: it is the whole batch's. Until it is here, nothing has begun, and the claim can be given back.
+            # Shielded: the whole batch waits for it. Until it is read, nothing has begun, and claims can be released.
             carried = await asyncio.shield(self._carried[run.claim.id])
         except StoreUnavailable as error:
             self._end(run, Released(f"the database was away before it was published: {summary(error)}"))
             return
         except Exception as error:
-            # Later and later: else it would be claimed again at once.
+            # With growing delays; otherwise it would be claimed again at once.
             log.exception("job %s (%s): what its message carries could not be read", run.claim.id, run.claim.task)
             reason = f"what its message carries could not be read: {summary(error)}"
             self._end(run, Released(reason, self._delay_of(run.claim.id)))
@@ -228,7 +228,7 @@ class Publishing(Execution):
             self._refused(error)
             self._end(run, Released(f"broker refused: {summary(error)}", self._delay_of(run.claim.id)))
         except BaseException:
-            # Told to stop in the middle of it: whether the broker has the message, nobody knows.
+            # Stopped in the middle of publishing: it is not known whether the broker has the message.
             self._keep(run)
             raise
         else:
@@ -260,7 +260,7 @@ class Publishing(Execution):
         return super()._end(run, outcome, error, settlement)
 
     def _keep(self, run: Run) -> None:
-        """It is published: its slot is free, and its claim is ours until it is adopted."""
+        """It is published: free its slot, and hold its claim until it is adopted."""
         self.running.discard(run)
         run.queue.used -= 1
         run.handle = None
@@ -287,7 +287,7 @@ class Publishing(Execution):
             self.loop.call_soon(self.give_back_unstarted, f"broker refused: {summary(error)}")
 
     def _delay_of(self, job: UUID) -> int:
-        """None at first: it keeps its place. Then more and more, so that others get past what is never taken."""
+        """None at first, so that it keeps its place. Then growing, so that others get past one that is never taken."""
         seen = self._refusals.pop(job, 0)
         self._refusals[job] = seen + 1
         if len(self._refusals) > REFUSALS_REMEMBERED:
@@ -301,7 +301,7 @@ class Publishing(Execution):
                 await self.forwarder.reach()
             except Exception as error:
                 self._note_refusal(error)
-                self._refusals.clear()  # it was not the messages
+                self._refusals.clear()  # the messages were not at fault
                 self._pause = min(self._pause * 2, LONGEST_PAUSE)
             else:
                 break
@@ -320,8 +320,8 @@ class Publishing(Execution):
             self.troubles.clear(PUBLISHING)
 
     def publish_again_soon(self) -> None:
-        """The broker was away, and may have lost what it had: whatever is not adopted is published again. At once the
-        first time, then with growing pauses: a broker that refuses now and then must not drown in copies."""
+        """The broker was away and may have lost messages: publish again what is not adopted. At once the first time,
+        then with growing pauses: a broker that refuses now and then must not be flooded with copies."""
         for each in self._published.values():
             soon = self._now() if each.times == 1 else each.at + (SECOND << min(each.times, 20))
             each.again_at = min(each.again_at, soon)
@@ -329,13 +329,13 @@ class Publishing(Execution):
     # What was published.
 
     async def follow(self, outage: Outage, every: int) -> None:
-        """Look after what was published, for as long as this runs."""
+        """Look after what was published, until cancelled."""
         while True:
             await pause(self._clock, jittered(every))
             await self.look_after(outage)
 
     async def look_after(self, outage: Outage) -> None:
-        """Let go of what was adopted, and publish again what should have been."""
+        """Forget messages that were adopted; publish again those that are overdue."""
         known = list(self._published.values())
         for some in (known[n : n + ASKED_AT_ONCE] for n in range(0, len(known), ASKED_AT_ONCE)):
             pairs = [(each.run.claim.id, each.run.claim.lease) for each in some]
@@ -351,15 +351,15 @@ class Publishing(Execution):
             self._accepted()
 
     def _forget(self, published: _Published) -> None:
-        """Somebody has begun it."""
+        """A worker of the engine has begun it."""
         queue = whole_of(published.run.claim.queue)
         self._published.pop(published.run.claim.id, None)
         self._begun_at[queue] = self._now()
         self._begun_up_to[queue] = max(published.first_at, self._begun_up_to.get(queue, 0))
 
     def _tell_of_unbegun(self) -> None:
-        """Where messages lie at the broker and nothing of their queue begins: nobody consumes it, or all are busy. An
-        engine has queues of its own: where only one of them stands still, later messages overtake those in it. One that
+        """Warn of messages that lie at the broker while none of their queue begins: nobody consumes it, or all workers
+        are busy. If only one of the engine's own queues is stuck, later messages overtake those in it. A message that
         is overtaken may also be lost, and is published once more."""
         waiting: dict[str, list[_Published]] = {}
         for each in self._published.values():
@@ -414,13 +414,13 @@ class Publishing(Execution):
         return bool(self.running or self._published)
 
     def misses(self, run: Run) -> bool:
-        return run.claim.id not in self._published  # else it was adopted, as it should be
+        return run.claim.id not in self._published  # otherwise it was adopted, as it should be
 
     def interrupt(self, run: Run, reason: Stop) -> None:
         published = self._published.get(run.claim.id)
         if published is None or published.run is not run:
             if reason is Stop.CANCELLED or (reason is Stop.GONE and run.started_at):
-                # It is being published: a moment. If it is gone, a worker was faster than the broker's answer to us.
+                # It is just being published. If it is gone, a worker was faster than the answer of the broker.
                 run.stop = run.stop or reason
                 return
             super().interrupt(run, reason)
@@ -431,11 +431,11 @@ class Publishing(Execution):
             del self._published[run.claim.id]
             self._cancel(run)
         else:
-            # A claim that is gone was adopted, as it should be.
+            # The claim is gone because it was adopted, as it should be.
             self._forget(published)
 
     def _cancel(self, run: Run) -> None:
-        """End it here, if no worker of the engine has begun it. If one has, it hears of the cancellation itself."""
+        """Cancel it here if no worker of the engine has begun it. If one has, it learns of the cancellation itself."""
         settlement = settle(run.claim, Cancelled("cancelled before it ran"), 0)
         task = self.loop.create_task(self._settle_quietly(settlement), name="fairlane-cancel")
         self._background.add(task)
@@ -448,10 +448,10 @@ class Publishing(Execution):
             log.warning("job %s: could not be cancelled at the broker: %s; its message will be", settlement.job, error)
 
     def _stop_overdue(self) -> None:
-        """The engine's own time limits hold."""
+        """The engine's own time limits apply."""
 
     async def leave_to_messages(self) -> None:
-        """The dispatcher stops: what was published is left to its messages, for as long as one would have waited."""
+        """The dispatcher stops: hold the claims of published messages for as long as it would have waited for them."""
         leases = sorted({each.run.claim.lease for each in self._published.values()})
         if leases:
             await self.store.renew(leases, max(self.forwarder.republish_after, timedelta(seconds=1)))
@@ -466,6 +466,6 @@ class Publishing(Execution):
 
 
 def _note_failure(asked: asyncio.Future[Any]) -> None:
-    """Whoever still waits for it hears of it; if nobody does, it does not matter."""
+    """Mark the error as seen: whoever waits for the result gets it, and if nobody does, it does not matter."""
     if not asked.cancelled():
         asked.exception()

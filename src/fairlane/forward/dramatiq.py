@@ -1,10 +1,10 @@
 """Dramatiq runs what Fairlane admits.
 
-A middleware notes which message a thread of the worker is at; the actor's function is wrapped, so that it adopts the
-job of that message, runs, and settles it. Whatever Dramatiq is not to retry or set aside ends as `SkipMessage`.
+A middleware records which message a thread of the worker processes. The function of an actor is wrapped: it adopts the
+job of that message, runs, and settles it. What Dramatiq must neither retry nor dead-letter ends as `SkipMessage`.
 
-`broker.enqueue`, to which `send`, pipelines, groups and retries all come, keeps routed messages for Fairlane. They are
-stored with their options, and published as they were.
+`broker.enqueue`, which `send`, pipelines, groups and retries all go through, stores routed messages as jobs, with their
+options. They are published unchanged.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ log = logging.getLogger("fairlane.forward")
 
 HIGHEST_PRIORITY = 100
 OF_RETRIES = {"max_backoff", "max_retries", "min_backoff", "on_failure", "on_retry_exhausted", "retry_when", "throws"}
-"""Options of a message that mean nothing where the policy decides."""
+"""Options of a message that have no effect if the policy decides on retries."""
 
 
 class DramatiqForwarder(RoutingForwarder):
-    """Has Dramatiq's workers run the jobs of an app. Create it in the module that they import."""
+    """Lets Dramatiq's workers run the jobs of an app. Create it in the module that they import."""
 
     engine = "Dramatiq"
     task_type = dramatiq.Actor
@@ -56,7 +56,7 @@ class DramatiqForwarder(RoutingForwarder):
             raise ConfigurationError(f"DramatiqForwarder is given {broker!r} where a broker of Dramatiq belongs")
         self.broker = broker
         self._watch = _Watch(self)
-        # First in the list is last to hear of an end: by then Dramatiq has decided whether it retries.
+        # The first in the list is the last to be called after a message: by then Dramatiq has decided on a retry.
         broker.middleware.insert(0, self._watch)
         self._has_warned = False
         self._publish = broker.enqueue
@@ -69,7 +69,7 @@ class DramatiqForwarder(RoutingForwarder):
         return name
 
     def function_of(self, target: Any) -> Callable[..., Any]:
-        # An async function lies below the form of it that blocks.
+        # Dramatiq wraps async functions in blocking ones.
         function: Callable[..., Any] = getattr(target.fn, "__wrapped__", target.fn)
         return function
 
@@ -78,14 +78,14 @@ class DramatiqForwarder(RoutingForwarder):
         if retries is None:
             return 1
         if target.options.get("retry_when", retries.retry_when) is not None:
-            return MOST_ATTEMPTS  # it is asked each time, and the number is not
+            return MOST_ATTEMPTS  # it decides each time, and the number does not count
         return runs_with(options.get("max_retries", target.options.get("max_retries", retries.max_retries)))
 
     def targets(self) -> Mapping[str, Any]:
         return self.broker.actors
 
     def install(self, forwarded: Forwarded) -> None:
-        # Its workers consume the queues that are declared when they start.
+        # Its workers consume the queues that exist when they start.
         if (queue := self._queues.get(forwarded.task.queue)) is not None:
             self.broker.declare_queue(queue)
         forwarded.target.fn = self._adopting(forwarded, forwarded.target.fn)
@@ -118,7 +118,7 @@ class DramatiqForwarder(RoutingForwarder):
             pika.BlockingConnection(parameters).close()
 
     def _broker_priority(self, priority: int) -> int | None:
-        """Of 0 to the most that the broker knows: RabbitMQ's has no place below "none"."""
+        """From 0 to the maximum of the broker: RabbitMQ has nothing below none."""
         most: int | None = getattr(self.broker, "max_priority", None)
         return None if most is None or priority == 0 else max(0, -(-priority * most // HIGHEST_PRIORITY))
 
@@ -159,7 +159,7 @@ class DramatiqForwarder(RoutingForwarder):
         try:
             delivery = self.deliveries.begin_sync(message.options[HEADER], self.names[message.actor_name])
         except Exception:
-            # The claim stays where it was, and a message for it is published again.
+            # The claim stays with the dispatcher, which publishes another message.
             log.exception("message %s: its job could not be adopted; it is skipped", message.message_id)
             raise _skipped(message, "its job could not be adopted") from None
         if delivery is None:
@@ -167,7 +167,7 @@ class DramatiqForwarder(RoutingForwarder):
         return delivery
 
     def set_aside(self, message: Any) -> None:
-        """Record that Dramatiq will not run it; else it would be published again, in vain."""
+        """Record that Dramatiq will not run it; otherwise it would be published again, in vain."""
         with contextlib.suppress(SkipMessage):
             self.deliveries.failed_sync(self._begun(message), Dead("Dramatiq has set its message aside unread"))
 
@@ -179,7 +179,7 @@ class DramatiqForwarder(RoutingForwarder):
         self.deliveries.failed_sync(delivery, error, is_final=isinstance(error, throws))
 
     def _returned(self, message: Any, value: Any) -> Any:
-        """What Dramatiq is given: of a value that it has no use for it would complain, every time."""
+        """What to return to Dramatiq, which warns about every value that it has no use for."""
         actor = self.broker.get_actor(message.actor_name)
         results = next((each for each in self.broker.middleware if isinstance(each, Results)), None)
         by_default = results is not None and actor.options.get("store_results", results.store_results)
@@ -189,7 +189,7 @@ class DramatiqForwarder(RoutingForwarder):
     # Existing calls.
 
     def _enqueue(self, message: Any, *, delay: int | None = None) -> Any:
-        """`broker.enqueue`, which every message of Dramatiq's comes to, with what is routed kept for Fairlane."""
+        """`broker.enqueue`, which every message goes through; routed messages are stored by Fairlane."""
         if (delivery := self._watch.retried(message)) is not None:
             # The last line of the traceback that Dramatiq keeps with a message that it retries.
             lines = (message.options.get("traceback") or "retried by Dramatiq").strip().splitlines()
@@ -214,26 +214,26 @@ class DramatiqForwarder(RoutingForwarder):
         routed = RoutedCall(message.args, message.kwargs, using, message.message_id, text, options)
         job = self.enqueue_routed_blocking(task, routed)
         if (queue := self._queues.get(task.queue)) is not None:
-            message = message.copy(queue_name=queue)  # under which its result is looked for
-        # A job of the same unique key was there already, perhaps.
+            message = message.copy(queue_name=queue)  # its result is looked up under this
+        # There may already be a job with the same unique key.
         return message.copy(message_id=str(job.id)) if task.options.unique is not None else message
 
 
 def _skipped(message: Any, why: str) -> SkipMessage:
-    # Dramatiq stores the result `None` of what is skipped: over one that is there, or will be.
+    # Dramatiq would store the result `None` for a skipped message, over the real one.
     message.options["store_results"] = False
     return SkipMessage(why)
 
 
 class _Watch(Middleware):
-    """Knows which message each thread is at, and whether Dramatiq tries it again."""
+    """Records which message each thread processes, and whether Dramatiq retries it."""
 
     def __init__(self, forwarder: DramatiqForwarder) -> None:
         self._forwarder = forwarder
         self._here = threading.local()
 
     def take(self, actor: str) -> Any | None:
-        """The message that this thread is at, if it is a forwarded one for that actor; once."""
+        """The message of this thread, if it is a forwarded one for that actor; once."""
         message, self._here.message = getattr(self._here, "message", None), None
         return message if message is not None and message.actor_name == actor else None
 
@@ -249,7 +249,7 @@ class _Watch(Middleware):
         return ending[1]
 
     def before_worker_boot(self, broker: Any, worker: Any) -> None:
-        """Its modules are imported, and it consumes nothing yet."""
+        """Called when modules are imported, before the worker consumes anything."""
         self._forwarder.route_registered()
 
     def before_process_message(self, broker: Any, message: Any) -> None:
@@ -264,11 +264,11 @@ class _Watch(Middleware):
         self._here.message = None
         ending, self._here.ending = getattr(self._here, "ending", None), None
         if ending is not None and exception is not None:
-            # Dramatiq has given up, and sets its message aside in its own way.
+            # Dramatiq has given up, and dead-letters the message.
             self._forwarder.deliveries.failed_sync(ending[1], exception, is_final=True)
 
     def after_skip_message(self, broker: Any, message: Any) -> None:
         untaken, self._here.message, self._here.ending = getattr(self._here, "message", None), None, None
         if untaken is not None and message.failed:
-            # It never came to its actor, and Dramatiq has set it aside: it was too old, perhaps.
+            # It never reached its actor, and Dramatiq has dead-lettered it: it may have been too old.
             self._forwarder.set_aside(message)

@@ -56,24 +56,24 @@ T = TypeVar("T")
 Retries = Literal["policy", "engine"]
 
 PUBLISHERS = 16
-"""Messages that are published at the same time, by a client that blocks."""
+"""How many messages a blocking client publishes at the same time."""
 ANSWER_WITHIN = 10.0
-"""Seconds in which a broker has to answer. One that takes a message later has taken it twice, of which one runs."""
+"""Seconds for the broker to answer. A message that it accepts later is published twice, and runs once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """A task of the engine whose jobs Fairlane admits."""
+    """A task of the engine that is run through Fairlane."""
 
     task: Task[..., Any]
     target: Any
     """The engine's own task."""
     retries: Retries
     is_bounded: bool = False
-    """`max_attempts` was given with it, and the engine's own number is not asked for."""
+    """Whether `max_attempts` was given, so that the engine's own limit is not used."""
 
     def refuse(self, given: AbstractSet[str], engine: str, its: str = "task") -> None:
-        """Options of a call that say how the engine tries again do nothing where the policy says it."""
+        """Refuse options about retries by the engine, if the policy decides on retries."""
         if self.retries == "policy" and given:
             raise InvalidJob(
                 f"{its} {self.task.name!r} goes through Fairlane, whose policy says how it is tried again: "
@@ -83,10 +83,10 @@ class Forwarded:
 
 
 class Forwarder(ABC):
-    """Has an engine run what Fairlane admits."""
+    """Lets an engine run the jobs that Fairlane admits."""
 
     engine = "the engine"
-    """What people call it."""
+    """The name of the engine, in messages."""
 
     def __init__(
         self,
@@ -107,22 +107,22 @@ class Forwarder(ABC):
         self.app = app
         self.retries = _checked_retries(retries)
         self.lease = _checked_time("lease", lease)
-        """For how long the engine's worker holds a job without a sign of life."""
+        """How long a worker of the engine holds a job without renewing its lease."""
         self.republish_after = _checked_time("republish_after", republish_after)
-        """When a message that was not delivered is published again, for the first time."""
+        """After this time, a message that was not delivered is published again for the first time."""
         self.unbounded = unbounded
-        """Whether a queue may have no limit of its own on what the engine holds."""
+        """Whether queues may be without a limit on how many jobs the engine holds."""
         self.deliveries = Deliveries(app, self.lease)
         self.forwarded: dict[str, Forwarded] = {}
         """By the name of the Fairlane task."""
         self.names: dict[str, list[str]] = {}
         """The Fairlane tasks of each task of the engine, by its name."""
         self._queues = dict(queues or {})
-        # What is stored encrypted must not lie in the broker in plain text.
+        # What is stored encrypted must not be published in plain text.
         self._shows = app.codec is None if show_arguments is None else show_arguments
         self._threads: ThreadPoolExecutor | None = None
         self.unanswered: set[Future[None]] = set()
-        """What a client that blocks has asked its broker: its threads cannot be stopped."""
+        """Requests of a blocking client that the broker has not answered: their threads cannot be stopped."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.app!r}>"
@@ -145,8 +145,8 @@ class Forwarder(ABC):
         """Make a task of the engine adopt its jobs. Called once for each, when it is declared."""
 
     def runs_of(self, target: Any, options: Mapping[str, Any]) -> int:
-        """How often the engine runs a job at most, by its own retry settings: those of the task, and the options that a
-        routed call was given. An engine that does not say has the number that tasks have."""
+        """How often the engine runs a job at most, by the retry settings of the task and the options of a routed call.
+        The default is that of Fairlane's own tasks."""
         return TaskOptions().max_attempts
 
     def publish_blocking(self, message: Message) -> None:
@@ -154,7 +154,7 @@ class Forwarder(ABC):
         raise NotImplementedError(f"{type(self).__name__} has neither `publish` nor `publish_blocking`")
 
     def reach_blocking(self) -> None:  # noqa: B027  # an engine whose client tells nothing is taken at its word
-        """Raise if the broker cannot be reached; called in a thread."""
+        """As `reach`; called in a thread. A client that cannot tell is assumed to be connected."""
 
     async def publish(self, message: Message) -> None:
         """Hand a message to the broker, and return once it has it. `Unpublishable`: its job dies. Any other error: the
@@ -168,7 +168,7 @@ class Forwarder(ABC):
         await self._asked(self.reach_blocking)
 
     async def close(self) -> None:
-        """Let go of what publishing needed."""
+        """Release what publishing needed."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
@@ -190,12 +190,12 @@ class Forwarder(ABC):
         unique: Unique | object | None = None,
         retries: Retries | None = None,
     ) -> Task[..., Any]:
-        """A Fairlane task whose jobs this engine's task runs. Its function needs no change.
+        """A Fairlane task whose jobs are run by this task of the engine. Its function needs no change.
 
-        The engine's own retry settings hold. `max_attempts`, `backoff`, `retry_on` or `dead_on` replace them by the
-        policy of Fairlane's own workers, unless `retries="engine"` is given as well. Then `max_attempts` is what
-        operators see instead of the engine's own number of runs, and bounds lost ones. There is no `timeout=`: the
-        engine's own time limits hold.
+        The retry settings of the engine apply. `max_attempts`, `backoff`, `retry_on` or `dead_on` replace them by those
+        of Fairlane's own workers, unless `retries="engine"` is given as well; then `max_attempts` is shown to operators
+        instead of the engine's limit, and bounds runs that are lost. There is no `timeout=`: the time limits of the
+        engine apply.
         """
         self.check(target)
         task_name = name or self.name_of(target)
@@ -217,7 +217,7 @@ class Forwarder(ABC):
         return task
 
     def task_of(self, target: Any) -> Task[..., Any]:
-        """The Fairlane task of a task of the engine: what `route` leaves unsaid, as in
+        """The Fairlane task of a task of the engine, to use Fairlane's own API:
         `await forwarder.task_of(send_invoice).enqueue(…)`."""
         self.check(target)
         name = self.name_of(target)
@@ -231,10 +231,10 @@ class Forwarder(ABC):
     # What the dispatcher asks.
 
     def prepare(self) -> None:  # noqa: B027  # most engines need nothing but the module that the forwarder is in
-        """Make every task known that this forwarder forwards; called once, before a dispatcher starts."""
+        """Import all tasks of this forwarder; called once, before a dispatcher starts."""
 
     def message(self, claim: Claim, carried: Carried) -> Message:
-        """What is to be published for a claim; `Unpublishable` where that cannot be said."""
+        """The message to publish for a claim; `Unpublishable` if there cannot be one."""
         forwarded = self.forwarded[claim.task]
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -269,23 +269,23 @@ class Forwarder(ABC):
 
 
 class RoutedCall(msgspec.Struct, frozen=True):
-    """A call of the engine's own API that goes through Fairlane."""
+    """A call of the engine's own API that is stored as a job."""
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     using: Mapping[str, Any]
-    """When it may run, and how urgent it is, as `task.using` takes it."""
+    """When it may run and its priority, as options of `task.using`."""
     id: str
-    """That of the engine's message."""
+    """The id of the engine's message."""
     own: str
-    """The message, as the engine wrote it, without its arguments."""
+    """The message as the engine wrote it, without its arguments."""
     options: Mapping[str, Any] = {}
-    """Those of the call, or the labels, by the engine's names."""
+    """The options or labels of the call, by the engine's names."""
 
 
 class RoutedCodec(Codec):
-    """A routed call's arguments are what the engine would give: annotations say something to people, not to it. A
-    result that has no JSON form is left to the engine's own backend."""
+    """Routed calls get their arguments as the engine would pass them: annotations are ignored. A result without a JSON
+    form is left to the result backend of the engine."""
 
     def decode_call(self, payload: bytes) -> tuple[Sequence[Any], dict[str, Any]]:
         return self.plain_call(payload)
@@ -300,7 +300,7 @@ class RoutedCodec(Codec):
 
 @dataclass(slots=True)
 class _Route:
-    """What `route_all` was told."""
+    """A call of `route_all`."""
 
     queue: str
     pattern: str
@@ -309,15 +309,15 @@ class _Route:
 
 
 class RoutingForwarder(Forwarder):
-    """A forwarder through which an engine's own calls go too.
+    """A forwarder that also routes calls of the engine's own API through Fairlane.
 
-    `routes={"shop.*": "shop", "*": "default"}` routes every task whose name fits a pattern to a queue of Fairlane's,
-    whenever it is registered; the first that fits counts. `imports` are the modules with tasks that a dispatcher
-    imports, if the module of the forwarder does not.
+    `routes={"shop.*": "shop", "*": "default"}` routes every task whose name matches a pattern to a queue of Fairlane,
+    whenever it is registered; the first match wins. `imports` are modules with tasks for the dispatcher to import, if
+    the module of the forwarder does not.
     """
 
     task_type: type = object
-    """What the engine's own tasks are, and how people declare one."""
+    """The class of the engine's own tasks, and how one is declared."""
     declared_with = "@app.task"
     routed_codec: type[RoutedCodec] = RoutedCodec
 
@@ -327,9 +327,9 @@ class RoutingForwarder(Forwarder):
         super().__init__(app, **options)
         self._imports = [imports] if isinstance(imports, str) else list(imports)
         self._routed: dict[str, Task[..., Any]] = {}
-        """By the name of the engine's task: what its own calls become."""
+        """The Fairlane tasks that calls are routed to, by the name of the engine's task."""
         self._patterns: list[_Route] = []
-        # Calls come from many threads, and the first of them routes its task.
+        # Calls come from many threads; the first one of a task routes it.
         self._routing = threading.RLock()
         for pattern, queue in (routes or {}).items():
             self.route_all(queue, pattern)
@@ -346,21 +346,20 @@ class RoutingForwarder(Forwarder):
 
     @abstractmethod
     def targets(self) -> Mapping[str, Any]:
-        """The engine's own tasks that are known by now, by their names."""
+        """The engine's own tasks known so far, by name."""
 
     def is_built_in(self, name: str) -> bool:
-        """Whether it is a task that the engine brings along, which patterns leave alone."""
+        """Whether it is a task of the engine itself, to which patterns do not apply."""
         return False
 
     def stand_in(self, name: str) -> Any | None:
-        """A task for one that is sent by its name where nothing else of it is known; `None`: it is sent as ever."""
+        """A task for a name that is sent but not registered here; `None`: it is sent as usual."""
         return None
 
     # What programs declare.
 
     def route(self, *, queue: str, **options: Any) -> Callable[[T], T]:
-        """Send the engine's own calls of a task through Fairlane: put this above it. The options are those of
-        `task`."""
+        """A decorator that routes the engine's own calls of a task through Fairlane, with the options of `task`."""
 
         def routed(target: T) -> T:
             self._route(target, queue, options)
@@ -369,20 +368,19 @@ class RoutingForwarder(Forwarder):
         return routed
 
     def route_all(self, queue: str, pattern: str = "*", **options: Any) -> None:
-        """Route every task whose name fits a pattern, such as `shop.tasks.*`, whether it is registered by now or comes
-        later. The options are those of `task`; a pattern that was given earlier goes first, and a task that was
-        declared with `task` or `route` keeps to that."""
+        """Route every task whose name matches a pattern, such as `shop.tasks.*`, whether it is registered now or later.
+        The options are those of `task`. Earlier patterns win, and so do declarations with `task` or `route`."""
         self._patterns.append(_Route(queue, pattern, options))
         self.app.forwarded.add(queue)
 
     def route_registered(self) -> None:
-        """Route what fits a pattern and is registered by now."""
+        """Route registered tasks that match a pattern."""
         if self._patterns:
             for name in list(self.targets()):
                 self.routed(name)
 
     def routed(self, name: str) -> Task[..., Any] | None:
-        """The Fairlane task that a task of the engine is routed to, if it is."""
+        """The Fairlane task that a task of the engine is routed to; `None` if it is not."""
         if name in self._routed or not self._patterns:
             return self._routed.get(name)
         with self._routing:
@@ -409,7 +407,7 @@ class RoutingForwarder(Forwarder):
     # What the dispatcher asks.
 
     def prepare(self) -> None:
-        """Make every task known that is routed, and refuse a pattern that fits none."""
+        """Import and route all tasks, and refuse patterns that match none."""
         for module in self._imports:
             importlib.import_module(module)
         self.route_registered()
@@ -421,10 +419,10 @@ class RoutingForwarder(Forwarder):
                     f"name the modules of more tasks: {type(self).__name__}(…, imports=['shop.tasks'])"
                 )
 
-    # What the engine's own API was given: stored with the message that the engine wrote for it.
+    # Calls of the engine's own API, stored with the message that the engine wrote for them.
 
     def enqueue_routed_blocking(self, task: Task[..., Any], routed: RoutedCall) -> Job[Any]:
-        """As `enqueue_routed`. It blocks in an event loop too, as the engine's own call blocks there to publish."""
+        """As `enqueue_routed`. It blocks even in an event loop, as the engine's own call would to publish."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -438,8 +436,8 @@ class RoutingForwarder(Forwarder):
             return elsewhere.submit(lambda: self.app.run_blocking(self.enqueue_routed(task, routed))).result()
 
     async def enqueue_routed(self, task: Task[..., Any], routed: RoutedCall) -> Job[Any]:
-        """Store a routed call. Its job has the id of the engine's message, where that is a UUID that no job has yet:
-        engines send one id more than once."""
+        """Store a routed call. Its job has the id of the engine's message, if that is a UUID that no job has yet:
+        engines send the same id more than once."""
         using, forwarded = dict(routed.using), self.forwarded[task.name]
         if forwarded.retries == "engine" and not forwarded.is_bounded:
             using["max_attempts"] = self.runs_of(forwarded.target, routed.options)
@@ -456,7 +454,7 @@ class RoutingForwarder(Forwarder):
 
 
 def as_uuid(text: str) -> UUID | None:
-    """The UUID that is written so; an id of another form is the engine's own, and its job has another."""
+    """The UUID in this text; `None` for ids of another form, whose jobs get an id of their own."""
     try:
         return UUID(text)
     except ValueError:
@@ -464,7 +462,7 @@ def as_uuid(text: str) -> UUID | None:
 
 
 def unwritable(task: str, given: Mapping[str, Any], write: Callable[[Any], object], error: Exception) -> InvalidJob:
-    """The message of a routed call cannot be stored; which of its options is to blame."""
+    """The error for a routed call whose message cannot be stored: it names the option to blame."""
     for name, value in given.items():
         try:
             write(value)
@@ -477,13 +475,13 @@ def unwritable(task: str, given: Mapping[str, Any], write: Callable[[Any], objec
 
 
 def runs_with(retries: int | None) -> int:
-    """How many runs so many retries are, at most; `None`: as many as it takes."""
+    """The number of runs for this number of retries; `None` means no limit."""
     return MOST_ATTEMPTS if retries is None else max(1, min(retries + 1, MOST_ATTEMPTS))
 
 
 @asynccontextmanager
 async def answering() -> AsyncIterator[None]:
-    """What is asked of a broker. Many clients would wait for one that hangs for ever, and nobody would hear of it."""
+    """Limit the time of a request to the broker: many clients would wait for ever for one that hangs."""
     limit = asyncio.timeout(ANSWER_WITHIN)
     try:
         async with limit:

@@ -1,4 +1,4 @@
-"""What is published for a claimed job: the message, what it carries, and the token by which its job is adopted."""
+"""What is published for a claimed job: the message, what it carries, and the token that its job is adopted by."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fairlane.job import ENGINES_MESSAGE, stored_in, told_in, trace_of
 
 
 class Unpublishable(FairlaneError):
-    """This one message cannot be published, today or tomorrow: its job dies. Any other error is the broker's."""
+    """This message can never be published: its job dies. Any other error is a refusal of the broker."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -25,35 +25,35 @@ class Message(msgspec.Struct, frozen=True):
     target: Any
     """The engine's own task."""
     queue: str | None
-    """The engine's queue, where the forwarder names one for the job's; else the engine itself chooses."""
+    """The engine's queue, if the forwarder maps the job's queue to one; otherwise the engine chooses."""
     args: Sequence[Any]
-    """Plain JSON values, for the engine's tools: the function gets what is stored with the job. Empty if hidden."""
+    """Plain JSON values, for the engine's tools; the function gets what is stored with the job. Empty if hidden."""
     kwargs: Mapping[str, Any]
     is_hidden: bool
-    """The arguments are left out of the message: they are stored encrypted, or the forwarder was told to."""
+    """Whether the arguments are left out of the message: they are stored encrypted, or the forwarder hides them."""
     priority: int
-    """Fairlane's, from -100 to 100; 0 is as good as none."""
+    """Fairlane's priority, from -100 to 100; 0 means none."""
     attempt: int
     headers: Mapping[str, Any] = {}
-    """What the producer gave along for the engine's worker."""
+    """Headers from the producer, for the engine's worker."""
     own: str | None = None
-    """The message that the engine itself wrote for a routed call, as its forwarder stored it."""
+    """The message that the engine wrote for a routed call, as its forwarder stored it."""
     retries: int = 0
-    """How often the engine has retried it before."""
+    """How often the engine has retried it so far."""
 
     @property
     def id(self) -> UUID:
-        """The job's: the engine's message has the same id, where an engine lets one choose it."""
+        """The id of the job. The engine's message has the same id, if the engine lets us choose it."""
         return self.token.job
 
     @property
     def carried(self) -> dict[str, Any]:
-        """All headers, with the token among them."""
+        """All headers, the token included."""
         return {**self.headers, HEADER: str(self.token)}
 
 
 class Carried(msgspec.Struct, frozen=True):
-    """What a job brings along for its message besides its arguments."""
+    """What the message of a job carries besides the arguments."""
 
     headers: Mapping[str, Any] = {}
     own: str | None = None
@@ -61,8 +61,8 @@ class Carried(msgspec.Struct, frozen=True):
 
 
 def as_carried(context: str | None, retries: int) -> Carried:
-    """What a job's message carries, from its context as it is stored: what its producer said in
-    `context={"headers": {…}}`, the span that it was enqueued in, and the engine's own message of a routed call."""
+    """What the message of a job carries, from its stored context: the headers in `context={"headers": {…}}`, the span
+    that it was enqueued in, and, for a routed call, the engine's own message."""
     if context is None:
         return Carried(retries=retries)
     headers = told_in(context).get("headers")
@@ -75,11 +75,11 @@ def as_carried(context: str | None, retries: int) -> Carried:
 
 
 HEADER = "fairlane"
-"""The name under which the token travels: a header, an option, a label."""
+"""The name of the header, option or label that carries the token."""
 
 
 class Token(msgspec.Struct, frozen=True):
-    """A job and a lease of it. Of all messages with one token, the first to be delivered runs."""
+    """A job and its lease. Of all messages with the same token, the first to be delivered runs."""
 
     job: UUID
     lease: UUID
@@ -89,7 +89,7 @@ class Token(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: object) -> Token:
-        """The token that was written so, or `InvalidJob`."""
+        """The token in this text, or `InvalidJob`."""
         job, _, lease = str(text).partition("/")
         try:
             return cls(UUID(job), UUID(lease))

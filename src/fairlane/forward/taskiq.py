@@ -1,7 +1,7 @@
 """Taskiq runs what Fairlane admits.
 
-A middleware notes which message the current asyncio task is at; the task's function is wrapped, so that it adopts the
-job of that message, runs, and settles it. A message that is skipped ends as `NoResultError`: nothing is stored for it.
+A middleware records which message the current asyncio task processes. The function of a task is wrapped: it adopts the
+job of that message, runs, and settles it. A skipped message ends as `NoResultError`, so no result is stored for it.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ __all__ = ["TaskiqForwarder"]
 log = logging.getLogger("fairlane.forward")
 
 OF_RETRIES = {"max_retries", "retry_on_error"}
-"""Labels of a message that mean nothing where the policy decides."""
+"""Labels of a message that have no effect if the policy decides on retries."""
 
 
 class TaskiqForwarder(RoutingForwarder):
-    """Has Taskiq's workers run the jobs of an app. Create it in the module that they import.
+    """Lets Taskiq's workers run the jobs of an app. Create it in the module that they import.
 
-    A broker of Taskiq is a queue: without `queues=` all messages go where the broker sends what has no label.
+    A broker of Taskiq is a queue: without `queues=` all messages go to the default queue of the broker.
     """
 
     engine = "Taskiq"
@@ -68,7 +68,7 @@ class TaskiqForwarder(RoutingForwarder):
         self.broker = broker
         self._watch = _Watch(self)
         self._watch.set_broker(broker)
-        # First in the list is last to hear of an error: by then Taskiq has decided whether it retries.
+        # The first in the list is the last to be called after an error: by then Taskiq has decided on a retry.
         broker.middlewares.insert(0, self._watch)
         self._kick = broker.kick
         broker.kick = self._kicked  # type: ignore[assignment,method-assign]
@@ -103,7 +103,7 @@ class TaskiqForwarder(RoutingForwarder):
 
     def stand_in(self, name: str) -> Any:
         def elsewhere(*args: Any, **kwargs: Any) -> None:
-            """Nothing of this task is known here but its name."""
+            """Only the name of this task is known here."""
 
         return AsyncTaskiqDecoratedTask(self.broker, name, elsewhere, {})
 
@@ -127,7 +127,7 @@ class TaskiqForwarder(RoutingForwarder):
                 await self._publish_stored(message, message.own, labels)
 
     async def _publish_new(self, message: Message, labels: dict[str, Any]) -> None:
-        """A job that was enqueued with Fairlane's API: Taskiq writes its message now."""
+        """Publish a job that was enqueued with Fairlane's API: Taskiq writes its message now."""
         target = message.target
         if message.retries:
             labels["_retries"] = message.retries
@@ -141,7 +141,7 @@ class TaskiqForwarder(RoutingForwarder):
             self._is_publishing.reset(before)
 
     async def _publish_stored(self, message: Message, own: str, labels: dict[str, Any]) -> None:
-        """A routed call: its message is there."""
+        """Publish a routed call, whose message is stored."""
         stored = TaskiqMessage(**{**json.loads(own), "args": list(message.args), "kwargs": dict(message.kwargs)})
         if message.retries:
             labels["_retries"] = int(stored.labels.get("_retries", 0)) + message.retries
@@ -158,13 +158,13 @@ class TaskiqForwarder(RoutingForwarder):
                 await client.ping()
 
     def _check_connection(self) -> None:
-        """RabbitMQ's client connects again by itself, and would have us wait for it."""
+        """Raise if the connection is lost: RabbitMQ's client would make us wait until it has reconnected."""
         connection = getattr(self.broker, "write_conn", None)
         if connection is not None and not connection.connected.is_set():
             raise ConnectionError(f"{connection} is lost")
 
     async def _start(self) -> None:
-        """Start the broker as a client, where it has not been."""
+        """Start the broker as a client, if it is not started."""
         async with self._starting:
             if not self._has_started:
                 await self.broker.startup()
@@ -191,7 +191,7 @@ class TaskiqForwarder(RoutingForwarder):
                 with delivery.entered():
                     value = await function(*delivery.args, **{**kwargs, **delivery.kwargs})
             except BaseException as error:
-                # Taskiq's time limit cancels whatever is awaited from now on.
+                # Taskiq's time limit would cancel anything awaited from here on.
                 with anyio.CancelScope(shield=True):
                     leave = await self._raised(forwarded, message, delivery, error)
                 raise leave from None
@@ -228,12 +228,12 @@ class TaskiqForwarder(RoutingForwarder):
     async def _raised(
         self, forwarded: Forwarded, message: TaskiqMessage, delivery: Delivery, error: BaseException
     ) -> BaseException:
-        """Record what was raised, and say what Taskiq is to see."""
+        """Record what was raised, and return what to raise to Taskiq."""
         task = asyncio.current_task()
         assert task is not None
         was_cancelled = isinstance(error, asyncio.CancelledError) and task.cancelling() > 0
         if was_cancelled and delivery.stop is not None:
-            # We have cancelled it, and nobody else: Taskiq goes on with its next message.
+            # Only we have cancelled it: Taskiq goes on with its next message.
             task.uncancel()
             await self.deliveries.failed(delivery, error)
             return NoResultError()
@@ -245,7 +245,7 @@ class TaskiqForwarder(RoutingForwarder):
         if was_cancelled:
             delivery.stop = Stop.SHUTDOWN
         await self.deliveries.failed(delivery, error)
-        # Under the policy this was one attempt: its end is told by the job, and no result is stored for the message.
+        # Under the policy this was one attempt: the job has its outcome, and no result is stored for the message.
         return error if was_cancelled else NoResultError()
 
     # Existing calls.
@@ -254,14 +254,14 @@ class TaskiqForwarder(RoutingForwarder):
         task, plain = super()._route(target, queue, options), target.kicker
 
         def kicker() -> AsyncKicker[..., Any]:
-            made = plain()  # a shared task knows its broker only then
+            made = plain()  # a shared task learns its broker only then
             return _Kicker(made.task_name, made.broker, dict(made.labels), made.return_type)
 
         target.kicker = kicker
         return task
 
     async def _kicked(self, sent: BrokerMessage) -> None:
-        """`broker.kick`, which every message of Taskiq's comes to, with what is routed kept for Fairlane."""
+        """`broker.kick`, which every message goes through; routed messages are stored by Fairlane."""
         task = None if self._is_publishing.get() else self.routed(sent.task_name)
         if self._is_publishing.get() or (task is None and HEADER not in sent.labels):
             return await self._kick(sent)
@@ -296,7 +296,7 @@ def _ours(delivery: Delivery | None) -> Delivery:
 
 
 class _Kicker(AsyncKicker[Any, Any]):
-    """Says why Fairlane has refused a call, instead of that it could not be sent."""
+    """Raises the reason why Fairlane refused a call, instead of a send error."""
 
     async def kiq(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -308,21 +308,21 @@ class _Kicker(AsyncKicker[Any, Any]):
 
 
 class _Watch(TaskiqMiddleware):
-    """Knows which message the current asyncio task is at, and whether Taskiq tries it again."""
+    """Records which message the current asyncio task processes, and whether Taskiq retries it."""
 
     def __init__(self, forwarder: TaskiqForwarder) -> None:
         super().__init__()
         self._forwarder = forwarder
         self._message: contextvars.ContextVar[TaskiqMessage | None] = contextvars.ContextVar("message", default=None)
         self._ending: dict[str, Delivery] = {}
-        """What runs here and may be tried again by Taskiq, by its token."""
+        """What runs here and may be retried by Taskiq, by token."""
 
     def startup(self) -> None:
-        """Its modules are imported, and it listens to nothing yet."""
+        """Called when modules are imported, before the worker listens."""
         self._forwarder.route_registered()
 
     def take(self, task: str) -> TaskiqMessage | None:
-        """The message that is run here, if it is a forwarded one for that task; once."""
+        """The message of this asyncio task, if it is a forwarded one for that task; once."""
         message = self._message.get()
         self._message.set(None)
         return message if message is not None and message.task_name == task else None
@@ -333,7 +333,7 @@ class _Watch(TaskiqMiddleware):
     async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
         is_forwarded = HEADER in message.labels
         if is_forwarded:
-            # In this loop: functions that block reach it from their threads.
+            # In this loop: blocking functions use it from their threads.
             await self._forwarder.deliveries.open()
         self._message.set(message if is_forwarded else None)
         return message
@@ -347,7 +347,7 @@ class _Watch(TaskiqMiddleware):
         if delivery is None or isinstance(exception, NoResultError):
             return
         if isinstance(result.error, NoResultError):
-            # It is tried again through a schedule source: as a job of its own, once that sends it.
+            # It is retried through a schedule source: as a separate job, once that sends it.
             await self._forwarder.deliveries.done(delivery, None)
         else:
             await self._forwarder.deliveries.failed(delivery, exception, is_final=True)

@@ -1,6 +1,6 @@
-"""Fairlane's schema in a program's own Alembic migrations: one tool brings all of a database up to date.
+"""Fairlane's schema in the Alembic migrations of a program, so that one tool migrates the whole database.
 
-What is applied here is recorded as `fairlane migrate` records it: workers accept it, and each finds what the other did.
+Migrations are recorded as by `fairlane migrate`: workers accept them, and each tool finds what the other applied.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ except ImportError as error:
 __all__ = ["include_name", "include_object", "upgrade", "upgrade_sql"]
 
 SCHEMA = "fairlane"
-"""Where our tables are on PostgreSQL. A SQLite file has no schemas, and they stand beside those of the program."""
+"""The schema of our tables on PostgreSQL. SQLite has no schemas: they are beside the tables of the program."""
 
 
 class Operating(Protocol):
@@ -36,9 +36,9 @@ class Operating(Protocol):
 
 
 def upgrade(op: Operating, *, to: int, after: int = 0) -> list[str]:
-    """Apply what the database lacks of Fairlane's migrations up to `to`, in Alembic's own transaction; their names.
+    """Apply Fairlane's missing migrations up to `to`, in Alembic's own transaction. Returns their names.
 
-    Offline (`alembic upgrade --sql`) nobody can look into the database: what is written is `after + 1 … to`.
+    Offline (`alembic upgrade --sql`) the database cannot be read: the migrations `after + 1 … to` are written.
     """
     context = op.get_context()
     schema = Schema.of(context.dialect.name)
@@ -54,7 +54,7 @@ def upgrade(op: Operating, *, to: int, after: int = 0) -> list[str]:
 
 
 def upgrade_sql(dialect: str, *, to: int, after: int = 0) -> str:
-    """The same as SQL, for `postgresql` or `sqlite`: for other tools that apply numbered scripts, in a transaction."""
+    """The migrations as SQL, for `postgresql` or `sqlite`: for other tools that apply scripts in a transaction."""
     return Schema.of(dialect).script(after, to)
 
 
@@ -75,8 +75,8 @@ def include_object(
 
 
 def _is_ours_on_sqlite(table: Table) -> bool:
-    # On SQLite our tables have plain names, `jobs` for one, which a program on PostgreSQL may use for its own. The
-    # columns tell whose it is; one list may be longer, where the file is of another version of Fairlane.
+    # On SQLite our tables have plain names, such as `jobs`, which a program on PostgreSQL may use for its own. The
+    # columns show whose table it is; one list may be longer if the file is from another version of Fairlane.
     ours = _tables_on_sqlite().get(table.name)
     found = {column.name for column in table.columns}
     return table.schema is None and ours is not None and (found <= ours or ours <= found)
@@ -101,7 +101,7 @@ where made.type = 'table'
 
 
 def _run_on_postgres(connection: Connection, script: str) -> None:
-    """Run a script as it stands. SQLAlchemy's own ways take one statement at a time, or read `%` and `:` as theirs."""
+    """Run a script unchanged. SQLAlchemy itself takes one statement at a time, or interprets `%` and `:`."""
     adapted: Any = connection.connection.dbapi_connection
     if connection.dialect.driver == "asyncpg":
         adapted.run_async(lambda driver: driver.execute(script))
@@ -111,7 +111,7 @@ def _run_on_postgres(connection: Connection, script: str) -> None:
 
 
 def _run_on_sqlite(connection: Connection, script: str) -> None:
-    # Python begins a transaction only before statements that write rows; a schema would be changed step by step.
+    # Python begins a transaction only before statements that write rows; without one, the schema would change stepwise.
     if not connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
         connection.exec_driver_sql("begin immediate")
     for statement in single_statements(script):

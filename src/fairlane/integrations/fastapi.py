@@ -25,7 +25,7 @@ FairlaneApp = Annotated[App, Depends(app_of)]
 
 
 class Enqueuer:
-    """Enqueues in the transaction of a request: what is stored through it exists once that commits."""
+    """Enqueues in the transaction of a request: its jobs exist once that commits."""
 
     def __init__(self, tx: Any) -> None:
         self._tx = tx
@@ -62,9 +62,10 @@ def _checked(call: Call[R]) -> Call[R]:
 def enqueuer_in(session: object) -> Callable[..., Enqueuer]:
     """A dependency that enqueues in the session of the request: `Annotated[Enqueuer, Depends(enqueuer_in(Session))]`.
 
-    `session` is the annotation by which endpoints get theirs, `Annotated[AsyncSession, Depends(…)]`; so it is the same.
+    `session` is the annotation that endpoints get their session by, `Annotated[AsyncSession, Depends(…)]`, so that both
+    get the same one.
     """
-    # What stands behind a name of its own: `type Session = Annotated[…]`.
+    # The value of an alias: `type Session = Annotated[…]`.
     meant = getattr(session, "__value__", session)
     if not any(isinstance(each, params.Depends) for each in get_args(meant)[1:]):
         # FastAPI would take it for a parameter of the request, and answer every one with 422.
@@ -78,6 +79,6 @@ def enqueuer_in(session: object) -> Callable[..., Enqueuer]:
     def enqueuer(tx: Any) -> Enqueuer:
         return Enqueuer(tx)
 
-    # FastAPI reads it there. Written as an annotation it would be a text, and looked up in this module.
+    # FastAPI reads it there. A written annotation would be a string, and looked up in this module.
     enqueuer.__annotations__["tx"] = session
     return enqueuer

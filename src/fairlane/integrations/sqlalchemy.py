@@ -38,14 +38,14 @@ UNDERSTOOD = {
     "sslkey", "sslmode", "sslnegotiation", "sslpassword", "sslrootcert", "ssl_max_protocol_version",
     "ssl_min_protocol_version", "target_session_attrs", "user",
 }
-"""What a URL may say to our driver as to libpq."""
+"""Parameters of libpq that our driver understands as well."""
 OWN_AFFAIRS = {
     "application_name", "async_fallback", "client_encoding", "command_timeout", "connect_timeout",
     "fallback_application_name", "keepalives", "keepalives_count", "keepalives_idle", "keepalives_interval",
     "max_cached_statement_lifetime", "prepare_threshold", "prepared_statement_cache_size",
     "prepared_statement_name_func", "statement_cache_size", "tcp_user_timeout", "timeout",
 }
-"""How a program's own connections behave; it says nothing of the place."""
+"""Parameters that configure the program's own connections, and do not say where the database is."""
 # fmt: on
 
 
@@ -86,14 +86,14 @@ def _sqlite(url: URL) -> str:
         path = "" if url.query.get("mode") == "memory" else path.removeprefix("file:").partition("?")[0]
     if path in ("", ":memory:"):
         raise ConfigurationError("a SQLite database in memory belongs to one connection; use a file to share it")
-    # Absolute, as the engine has it: it keeps the folder that it was made in, wherever the program goes.
+    # Absolute, as in the engine: it stays valid if the program changes its folder.
     return f"sqlite:///{Path(path).absolute()}"
 
 
 def _postgres(url: URL) -> str:
     given = {name: [value] if isinstance(value, str) else list(value) for name, value in url.query.items()}
     hosts = _hosts(url, given.pop("host", []), given.pop("port", []))
-    if "ssl" in given:  # what SQLAlchemy hands to asyncpg under the name of its argument
+    if "ssl" in given:  # the name of asyncpg's argument, which SQLAlchemy passes on
         given["sslmode"] = given.pop("ssl")
     if strange := sorted(given.keys() - UNDERSTOOD - OWN_AFFAIRS):
         raise ConfigurationError(
@@ -109,7 +109,7 @@ def _postgres(url: URL) -> str:
 
 
 def _hosts(url: URL, named: Sequence[str], ports: Sequence[str]) -> str:
-    """Where the servers are, a Unix socket's folder among them; in the query of a URL there may be several."""
+    """The hosts of the URL, or the folder of a Unix socket; in its query there may be several."""
     if url.host:
         return _host(url.host, str(url.port or ""))
     listed = [part for each in named for part in each.split(",")]
@@ -135,10 +135,10 @@ def _quoted(text: str, safe: str = "") -> str:
 
 
 def enqueue_after_commit(session: AnySession, *calls: Call[Any]) -> None:
-    """Enqueue these calls once the session has committed; a rollback, of a savepoint too, forgets them.
+    """Enqueue these calls once the session has committed; a rollback, also of a savepoint, drops them.
 
-    For jobs that live in another database than the session's: between the commit and the enqueue a crash loses them.
-    In the same database, `task.using(tx=session)` stores them together with your rows.
+    For jobs in another database than that of the session: a crash between the commit and the enqueue loses them. In the
+    same database, `task.using(tx=session)` stores them together with your rows.
     """
     for call in calls:
         if not isinstance(call, Call):
@@ -155,7 +155,7 @@ def enqueue_after_commit(session: AnySession, *calls: Call[Any]) -> None:
 
 
 class _Follower:
-    """What a session's commit is to be followed by. A savepoint has its own share of it, until it is released."""
+    """The calls to enqueue after a session commits. A savepoint has calls of its own until it is released."""
 
     def __init__(self) -> None:
         self._waiting: dict[SessionTransaction, list[Call[Any]]] = {}
@@ -174,9 +174,9 @@ class _Follower:
             self._waiting.setdefault(_outer(savepoint), []).extend(calls)
 
     def on_end(self, session: Session, transaction: SessionTransaction) -> None:
-        self._waiting.pop(transaction, None)  # still there, so it was not committed
+        self._waiting.pop(transaction, None)  # still there, so this was not committed
         if transaction.parent is None:
-            # Not at the commit itself: only now is the session done with it, and in order whatever comes of this.
+            # Not at the commit itself: only now is the session in a clean state, even if enqueuing fails.
             calls, self._committed = self._committed, []
             _enqueue(calls)
 
@@ -211,7 +211,7 @@ def _enqueue(calls: Iterable[Call[Any]]) -> None:
             enqueueing = app.enqueue_many(its_own)
             report = await_only(enqueueing) if _is_in_event_loop() else app.run_blocking(enqueueing)
         except Exception:
-            # Whose arguments they are, a log need not know.
+            # Arguments do not belong in a log.
             names = ", ".join(call.task.name for call in its_own)
             log.error("the session has committed, and jobs of these tasks were not enqueued: %s", names)
             raise

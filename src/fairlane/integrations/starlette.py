@@ -1,4 +1,4 @@
-"""Fairlane inside of a Starlette app, and so of a FastAPI app: open while it is, and polite when it is full."""
+"""Fairlane in a Starlette or FastAPI app: a lifespan, and answers when backlogs are full."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OnDeath = Callable[[BaseException], object]
 
 
 def stop_process(_: BaseException) -> None:
-    """Ask the server to stop, as its owner would (SIGTERM): whoever runs it starts it again."""
+    """Ask the server to stop (SIGTERM), so that its supervisor restarts it."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -47,9 +47,9 @@ def lifespan(
 ) -> Lifespan:
     """A lifespan for `Starlette(lifespan=…)` and `FastAPI(lifespan=…)`: the app is open while the site is.
 
-    `inner` is a lifespan of your own; the app is open around all of it. With `worker`, jobs run in this process too:
-    they begin once `inner` has begun, and have drained before it ends. A worker that dies is logged and handed to
-    `on_worker_death`, which stops the process unless you say otherwise.
+    `inner` is a lifespan of your own, which runs while the app is open. With `worker`, jobs run in this process too:
+    they start after `inner` has started, and are drained before it ends. If the worker dies, that is logged, and the
+    error is passed to `on_worker_death`, which stops the process by default.
     """
     if not isinstance(app, App):
         raise ConfigurationError(
@@ -88,12 +88,12 @@ async def _working(app: App, options: WorkerOptions | None, on_death: OnDeath) -
     finally:
         is_stopping = True
         worker.stop()
-        # Raises what it died of: a server that stops with a dead worker does not stop well.
+        # Raises the error of a dead worker: the server then stops with an error.
         await running
 
 
 def app_of(connection: HTTPConnection) -> App:
-    """The app of the site that a request or a websocket came to, as its `lifespan` has opened it."""
+    """The Fairlane app of the site that got this request or websocket, as opened by its `lifespan`."""
     found = getattr(connection.app.state, "fairlane", None)
     if not isinstance(found, App):
         raise ConfigurationError("this site has no Fairlane app: give it lifespan=lifespan(app), and run its lifespan")
@@ -101,9 +101,9 @@ def app_of(connection: HTTPConnection) -> App:
 
 
 def answer_back_pressure(site: Starlette, retry_after: Duration = "5s") -> None:
-    """Answer 429 where a backlog is full and 503 where the database is away, with `Retry-After`, instead of 500.
+    """Answer 429 if a backlog is full and 503 if the database is away, with `Retry-After`, instead of 500.
 
-    What is said to the outside names neither a queue nor a host; the log does.
+    The answers name neither queues nor hosts; the log does.
     """
     seconds = ceil(microseconds(retry_after) / SECOND)
     if seconds < 1:

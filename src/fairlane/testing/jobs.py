@@ -1,7 +1,7 @@
-"""Jobs in a test: running all that can run now, or that becomes due, without waiting, and asking what was enqueued.
+"""Jobs in tests: run everything that can run now, or becomes due, without waiting; and look up what was enqueued.
 
-The jobs are claimed from the app's own store under its own policies, and run and settled by the code that a worker
-runs. What a worker does by its own time, this does when it is told to.
+Jobs are claimed from the store of the app under its policies, and are run and settled by the code of a worker. What a
+worker does on timers, this does when it is called.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from fairlane.worker.runs import Enqueue, JobContext, Middleware, Next, current_
 from fairlane.worker.settlements import Settling
 
 LEASE = timedelta(days=1)
-"""Nobody renews it: a test does not last as long."""
+"""Longer than any test: nothing renews it."""
 LOOK_AGAIN = 0.005
-"""Seconds until another look while a producer's transaction is open that may not have seen us."""
+"""Seconds until the next look, while the open transaction of a producer may not have seen us."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """One attempt that was made."""
+    """One attempt of a job."""
 
     job: UUID
     task: str
     attempt: int
     outcome: str
     """How the attempt ended: `done`, `failed`, `retry`, `snoozed`, `dead`, `cancelled` or `released`. The last attempt
-    of a job that keeps failing has `failed` too: that the job is dead is its `state`."""
+    of a job that keeps failing also has `failed`; that the job is dead is in `state`."""
     state: State
     """The state of the job after this attempt."""
     error: str | None
     raised: BaseException | None
-    """What the task raised."""
+    """The exception that the task raised."""
 
 
 @checked(unchecked=["queues", "concurrency"])
@@ -69,11 +69,11 @@ async def run_until_idle(
     concurrency: int = 100,
     timeout: float = 30.0,
 ) -> list[Ran]:
-    """Run every job that can run now, and what those enqueue, until nothing is left that can. Returns what ran.
+    """Run every job that can run now, and the jobs that those enqueue, until none is left. Returns what ran.
 
-    With `advance`, the app's `ManualClock` is moved on to whatever is due next (a delay, a retry, a refill, the end of
-    a lease), again and again, until no job waits for time any more. `timeout` is in real seconds: a task that never
-    ends is an error that names it. Schedules have no end, and are left alone: `run_for` fires them.
+    With `advance`, the `ManualClock` of the app is moved to whatever is due next (a delay, a retry, a refill, the end
+    of a lease), again and again, until no job waits for time. `timeout` is in real seconds: a task that never ends is
+    an error that names it. Schedules never end, and are not fired here: see `run_for`.
     """
     options = WorkerOptions(queues=queues, concurrency=concurrency)
     return await _bounded(app, options, timeout, None, advance)
@@ -89,11 +89,11 @@ async def run_for(
     concurrency: int = 100,
     timeout: float = 30.0,
 ) -> list[Ran]:
-    """Let so much time pass on the app's `ManualClock`, and run whatever becomes due meanwhile, at its own time:
+    """Let this much time pass on the `ManualClock` of the app, and run everything that becomes due, at its own time:
     delayed jobs, retries, schedules.
 
-    `schedules` says which schedules are fired: all, none (`False`), or those of these names. One that is left out
-    stands still, and has missed its slots when it is fired again.
+    `schedules` says which schedules to fire: all, none (`False`), or those with these names. A schedule that is left
+    out stands still, and has missed its slots when it is fired again.
     """
     clock, time = _manual(app, "run_for"), checked_time("run_for: duration", duration)
     fired = _schedules_named(app, "run_for", schedules)
@@ -140,7 +140,7 @@ def _manual(app: App, what: str) -> ManualClock:
 
 
 class Runner:
-    """Claims, runs and settles, one round after the other."""
+    """Claims, runs and settles in rounds."""
 
     def __init__(self, app: App, store: Store, stamp: Stamp, slots: Slots, schedules: Collection[str]) -> None:
         name = f"test:{app!r}"
@@ -170,11 +170,11 @@ class Runner:
                 continue
             await self._settling.all_settled()
             if self._has_ended:
-                continue  # what has ended since the last look may have opened a limit, or enqueued something
+                continue  # a job that has ended may have opened a limit, or enqueued others
             if not advance:
                 return self._ran
             if until is None:
-                # Where no job is left, what is due is upkeep, such as a lease that nobody needs any more.
+                # If no job is left, only upkeep is due, such as a lease that is no longer needed.
                 left = (State.SCHEDULED, State.READY, State.RUNNING)
                 pages = [await find_jobs(self._store, JobFilter(state=each), limit=1) for each in left]
                 if not any(page.jobs or page.after for page in pages):
@@ -183,7 +183,7 @@ class Runner:
                 return self._ran
 
     async def _start_all(self) -> bool:
-        """Start what can start now. Returns whether something may have been missed."""
+        """Start what can start now. Returns whether a job may have been missed."""
         self._has_ended = False
         self._next_due = (await self._store.reap()).next_due
         if self._schedules and (slot := await self._app.fire_schedules(self._schedules)) is not None:
@@ -226,9 +226,9 @@ class Runner:
         self._settling.add(settlement, queue, may_be_settled=may_be_settled)
 
     async def _until_something_happens(self, look_again: bool) -> None:
-        """Until a run ends, or somebody enqueues: a task may wait for the result of another one."""
+        """Wait until a run ends or a job is enqueued: a task may wait for the result of another one."""
         if self._hearing is None:
-            # From now on claims register this ear. What came before it did is found by the next one.
+            # From now on claims register this listener; jobs that arrived before are found by the next claim.
             self._listener = self._listener or await self._store.listen(self._identity)
             self._hearing = asyncio.create_task(self._listener.wait(None))
             return
@@ -243,7 +243,7 @@ class Runner:
         await self._settling.all_settled()
 
     def _move_on(self, until: Instant | None) -> bool:
-        """Put the clock to what is due next. Returns whether there is anything left to do by then."""
+        """Set the clock to what is due next. Returns whether there is anything to do then."""
         clock = self._app.clock
         assert isinstance(clock, ManualClock)
         now, due = clock.now(), self._next_due
@@ -256,7 +256,7 @@ class Runner:
         return True
 
     def told(self) -> str:
-        """What still runs, or waits."""
+        """What still runs, for an error message."""
         running = [f"job {run.claim.id} ({run.claim.task})" for run in self._execution.running]
         return ", ".join(running) or "jobs that are enqueued faster than they run"
 
@@ -272,7 +272,7 @@ class Runner:
 
 
 class _Watch(Middleware):
-    """Sees what tasks raise."""
+    """Records what tasks raise."""
 
     def __init__(self) -> None:
         self.raised: dict[UUID, BaseException] = {}
@@ -288,10 +288,10 @@ class _Watch(Middleware):
 @checked()
 @contextmanager
 def immediate(app: App) -> Iterator[None]:
-    """Inside the block, enqueueing a job of this app runs it, and what its task raises is raised there.
+    """Inside the block, enqueuing a job of this app also runs it, and raises what its task raises.
 
-    The job is stored, claimed, run and settled as ever: what is not due yet, or held by a limit, stays where it is.
-    Jobs that a task enqueues have run too by then.
+    The job is stored, claimed, run and settled as usual: a job that is not due, or that a limit holds back, stays
+    queued. Jobs that the task enqueues are run too.
     """
     running = _RunAtOnce(app)
     app.middlewares.insert(0, running)
@@ -307,7 +307,7 @@ class _RunAtOnce(Middleware):
 
     async def around_enqueue(self, calls: Sequence[Call[Any]], enqueue: Enqueue) -> Enqueued[Any]:
         enqueued = await enqueue(calls)
-        # Inside a task: whoever runs that one runs this one next. In a caller's transaction: nobody can see it yet.
+        # Inside a task, the job is run next by whatever runs the task. In a caller's transaction it is not visible yet.
         if current_run.get(None) is None and all(call.options.tx is None for call in calls):
             for ran in await run_until_idle(self._app):
                 if ran.raised is not None and ran.outcome in ("failed", "dead"):
@@ -318,7 +318,7 @@ class _RunAtOnce(Middleware):
 @checked()
 @asynccontextmanager
 async def in_memory(app: App, clock: ManualClock | None = None) -> AsyncIterator[ManualClock]:
-    """Let an app use an empty database in memory, and the clock that this gives, inside the block."""
+    """Inside the block, the app uses an empty database in memory, and the clock that is returned."""
     url, own = app.url, app.clock
     chosen = clock or ManualClock()
     await app.close()
@@ -336,11 +336,11 @@ PAGE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class EnqueuedJob:
-    """A job that is stored, and the call that it stands for."""
+    """A stored job, and the call that it was enqueued with."""
 
     record: JobRecord
     arguments: Mapping[str, Any]
-    """What each parameter of the task is given, defaults included; empty for a task that this app does not know."""
+    """The value of each parameter, defaults included; empty for a task that this app does not know."""
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
@@ -352,7 +352,7 @@ class EnqueuedJob:
 async def enqueued_jobs(
     app: App, task: Task[..., Any] | str | None = None, *, queue: str | None = None
 ) -> list[EnqueuedJob]:
-    """The jobs that are stored, whatever has become of them, in the order in which they were enqueued."""
+    """All stored jobs, in any state, in the order in which they were enqueued."""
     _check_queue(app, queue)
     name = None if task is None else _task_named(app, "enqueued_jobs", task).name
     store = await app.opened()
@@ -374,7 +374,7 @@ def _arguments(app: App, record: JobRecord) -> Mapping[str, Any]:
 
 
 def _read(task: Task[..., Any], payload: bytes) -> Mapping[str, Any]:
-    """What each parameter is given, as a worker would see it."""
+    """The value of each parameter, as a worker would see it."""
     args, kwargs = task.codec.decode_call(payload)
     bound = task.codec.signature.bind(*args, **kwargs)
     bound.apply_defaults()
@@ -394,12 +394,12 @@ async def assert_enqueued(
 ) -> list[EnqueuedJob]:
     """Fail unless jobs of a task, or of exactly this call (`task.call(…)`), were enqueued: at least one, or `count`.
 
-    Of what is given besides, all must hold; of `keys`, a job may carry more. Returns the jobs.
+    All other arguments must match as well; a job may carry more keys than `keys`. Returns the jobs.
     """
     _check_queue(app, queue)
     task = _task_named(app, "assert_enqueued", expected)
     wanted = None
-    if isinstance(expected, Call):  # through JSON, which may make something else of an argument
+    if isinstance(expected, Call):  # through JSON, which may change the arguments
         wanted = _read(task, task.codec.encode_call(expected.args, expected.kwargs, 1 << 30))
     carried = canonical_keys(keys) if keys is not None else {}
     fitting = [
@@ -426,7 +426,7 @@ async def assert_enqueued(
 
 
 def _check_queue(app: App, queue: object) -> None:
-    """Refuse a queue that the app does not have; partitions go by their own names, too."""
+    """Refuse a queue that the app does not have; names of partitions are allowed."""
     if queue is None or (isinstance(queue, str) and queue in app.queue_names):
         return
     partition = parse_partition(queue) if isinstance(queue, str) else None
@@ -450,7 +450,7 @@ def _schedules_named(app: App, what: str, given: bool | str | Collection[str]) -
 
 
 def _task_named(app: App, what: str, given: object) -> Task[..., Any]:
-    """A task of the app, by itself or by its name."""
+    """A task of the app, given as a task, a call or a name."""
     if isinstance(given, Call):
         return given.task
     if isinstance(given, Task):

@@ -1,7 +1,7 @@
-"""A policy on trial: arrivals, a virtual clock, and what can be said of who ran when.
+"""Policy trials: arrivals, a virtual clock, and figures about which jobs ran when.
 
-It is the plan that every store runs, on the clock of `fairlane.simulation`: an hour of a busy fleet takes a moment, and
-comes out the same every time.
+They run the plan of the stores on the clock of `fairlane.simulation`: an hour of a busy fleet takes a moment, with the
+same result every time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fairlane.simulation.workload import Duration, JobClass, RunTimes, Workload
 
 
 class Figure(float):
-    """A number that says what it is: an assertion that fails shows it."""
+    """A number with a description, which a failing assertion shows."""
 
     text: str
 
@@ -52,9 +52,9 @@ def arrivals(
     numbers: Mapping[str, float] | None = None,
     **keys: str | int | None,
 ) -> JobClass:
-    """Jobs of one key: `arrivals(500, account="acme")` are there from the beginning; `every="20ms"` they come one by
-    one, or `poisson=50.0`, so many a second at random times. `numbers` are what they bring along for a policy that
-    takes numbers from jobs, by the name of the limit: `{"concurrency:account": 8, "weight": 4}`."""
+    """Jobs of one key: `arrivals(500, account="acme")` are there from the start; with `every="20ms"` they arrive one by
+    one, with `poisson=50.0` at random, this many a second. `numbers` are for a policy that takes numbers from jobs, by
+    the name of the limit: `{"concurrency:account": 8, "weight": 4}`."""
     if not is_whole(jobs) or jobs < 0:
         raise ConfigurationError(f"arrivals({shown(jobs)}, …): give a number of jobs")
     named = ", ".join(f"{name}={value}" for name, value in keys.items()) or "jobs"
@@ -82,9 +82,9 @@ def try_policy(
     claim_time: Duration = 0,
     settle_time: Duration = 0,
 ) -> Trial:
-    """Let jobs arrive in a queue that `slots` workers serve, until all have run or `until` has come.
+    """Let jobs arrive in a queue that `slots` workers serve, until all have run or until `until`.
 
-    A claim and a settlement take no time unless told otherwise, so that what is seen is the policy alone.
+    By default claims and settlements take no time, so that only the policy has an effect.
     """
     policy = queue.policy if isinstance(queue, Queue) else queue
     if not isinstance(policy, Policy):
@@ -96,14 +96,14 @@ def try_policy(
     classes = [each for given in coming for each in (given.classes if isinstance(given, Workload) else (given,))]
     for each in classes:
         _check_class(policy, each)
-    # Two arrivals that are alike are two classes all the same.
+    # Two equal arrivals are still two classes.
     named = tuple(structs.replace(each, name=f"{nth}: {each.name}") for nth, each in enumerate(classes))
     workload = Workload(classes=named, seed=seed)
     return Trial(record(policy, workload, slots=slots, claim_time=claim_time, settle_time=settle_time, until=until))
 
 
 def _check_class(policy: Policy, each: object) -> None:
-    """As an enqueue does: jobs without a key would all be of one, and a figure of another."""
+    """Check as an enqueue does: jobs without a key would be counted under the wrong one."""
     if not isinstance(each, JobClass):
         raise ConfigurationError(
             f"try_policy: {shown(each)} does not arrive; give arrivals(…), a JobClass or a Workload"
@@ -126,7 +126,7 @@ def _check_class(policy: Policy, each: object) -> None:
 
 
 def _check_key(policy: Policy, name: str) -> None:
-    """A mistyped setting would be a key that nobody looks at, and the trial one of another load."""
+    """Refuse a key that the policy does not use: it may be a mistyped option."""
     if name in policy.stamped_keys:
         return
     options = [
@@ -142,22 +142,22 @@ def _check_key(policy: Policy, name: str) -> None:
 
 
 class Trial:
-    """What happened. Every figure is of the jobs that carry the keys given, or of all."""
+    """The result of a trial. Each figure is about the jobs with the given keys, or about all."""
 
     def __init__(self, recording: Recording) -> None:
         self._record = recording
         self.simulation: Simulation = measure(recording)
-        """All figures of the run: waits, shares, how far limits were used."""
+        """All figures of the run: waits, shares, use of limits."""
 
     def __repr__(self) -> str:
         done = self.simulation
         return f"<trial of {done.policy}: {done.runs} runs in {done.seconds:g} s, {done.left} left>"
 
     def share(self, value: str | int | None = None, **keys: str | int | None) -> float:
-        """The part of the worker-seconds that a key had while everybody had jobs waiting: what its fair share is about.
+        """The fraction of worker-seconds that a key got while all keys had jobs waiting: what fair shares are about.
 
-        `share("acme")` is short for the key by which turns are taken. Without a time in which all of them waited, it is
-        an error: there was nothing to share.
+        `share("acme")` is short for the key that turns are taken by. If at no time all of them had jobs waiting, this
+        is an error: there was nothing to share.
         """
         fair = self._record.policy.fair
         if not keys and fair is not None and len(fair.by) == 1:
@@ -173,14 +173,14 @@ class Trial:
         return Figure(shares.get(wanted, 0.0), f"share of {_named(keys)}; of all: {others}")
 
     def most_in_flight(self, **keys: str | int | None) -> float:
-        """The most jobs that ran at the same time."""
+        """The most jobs running at the same time."""
         record = self._record
         spans = ((record.started_at[nth], record.finished_at[nth]) for nth in self._runs(keys))
         most, when = most_at_once(spans)
         return Figure(most, f"in flight at {_seconds(record, when or record.began_at)}, the most of {_named(keys)}")
 
     def starts_within(self, window: Duration, **keys: str | int | None) -> float:
-        """The most jobs that started in any stretch of time of this length."""
+        """The most jobs that started within any window of this length."""
         length = duration_of("starts_within: window", window)
         if length <= 0:
             raise ConfigurationError(f"starts_within({window!r}): give a time above 0")
@@ -190,23 +190,23 @@ class Trial:
         return Figure(most, text)
 
     def runs(self, **keys: str | int | None) -> float:
-        """How many runs there were, retries included."""
+        """The number of runs, retries included."""
         return Figure(len(self._runs(keys)), f"runs of {_named(keys)}")
 
     def left(self, **keys: str | int | None) -> float:
-        """How many jobs had not started at the end."""
+        """The number of jobs that had not started by the end."""
         places = self._places(keys)
         return Figure(sum(place in places for place, _ in self._record.left), f"jobs left of {_named(keys)}")
 
     def longest_wait(self, **keys: str | int | None) -> float:
-        """Seconds from ready to started, of the job that waited longest; of those left, until the end."""
+        """The longest time from ready to started, in seconds; for jobs that did not start, until the end."""
         record, places = self._record, self._places(keys)
         waits = [record.started_at[nth] - record.ready_at[nth] for nth in self._runs(keys)]
         waits += [record.ended_at - at for place, at in record.left if place in places]
         return Figure(max(waits, default=0) / SECOND, f"seconds, the longest wait of {_named(keys)}")
 
     def finished_after(self, **keys: str | int | None) -> float:
-        """Seconds from the beginning until the last of these jobs had ended."""
+        """Seconds from the start until the last of these jobs ended."""
         record = self._record
         last = max((record.finished_at[nth] for nth in self._runs(keys)), default=record.began_at)
         return Figure((last - record.began_at) / SECOND, f"seconds until the last of {_named(keys)} had ended")
@@ -228,7 +228,7 @@ class Trial:
         return [nth for nth, place in enumerate(self._record.kind_of) if place in places]
 
     def _require(self, keys: Iterable[str]) -> None:
-        """A name that no job carries would make every assertion true."""
+        """Refuse a key that no job carries: it would make every assertion true."""
         carried = {name for kind in self._record.kinds for name in kind.keys}
         for name in keys:
             if name not in carried:

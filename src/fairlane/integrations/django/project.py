@@ -49,33 +49,33 @@ APP_OPTIONS = ("durable_claims", "retention", "dead_retention", "retention_count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """FAIRLANE as it was written, checked."""
+    """The setting FAIRLANE, checked."""
 
     url: str | None = None
-    """Another database than Django's."""
+    """The URL of another database than Django's."""
     database: str = DEFAULT_DB_ALIAS
-    """Whose transactions count, and where jobs are kept unless `url` says otherwise."""
+    """The database whose transactions enqueues follow, and where jobs are stored unless `url` is set."""
     enqueue: str | None = None
     task_modules: tuple[str, ...] = ("tasks",)
     dashboard_url: str | None = None
     app: Mapping[str, Any] = field(default_factory=dict)
-    """What the app is made with."""
+    """Options of the app."""
 
     def address(self) -> str:
-        """Where jobs are kept now. Tests never reach a database that Django has not made for them."""
+        """The URL of the database with the jobs. In tests, only databases that Django made for them are used."""
         if self.url is None:
             return address_of(self.database)
         return IN_MEMORY if is_under_test() else self.url
 
     def mode(self, address: str) -> str:
-        """What an enqueue inside of `transaction.atomic()` does, where jobs are kept at this address."""
+        """What an enqueue inside `transaction.atomic()` does, with jobs stored at this address."""
         if address == IN_MEMORY or (self.url is not None and self.enqueue is None):
             return "at_once" if self.enqueue == "at_once" else "on_commit"
         return self.enqueue or "in_transaction"
 
 
 def load_settings(given: object = None) -> Settings:
-    """What FAIRLANE says, or `ConfigurationError` with the name and the remedy."""
+    """The setting FAIRLANE; `ConfigurationError` if it is invalid."""
     given = getattr(django_settings, "FAIRLANE", {}) if given is None else given
     if not isinstance(given, Mapping):
         raise ConfigurationError(f"FAIRLANE is a {type(given).__name__}; write a dict, such as FAIRLANE = {{}}")
@@ -113,7 +113,7 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def _imported(name: str, value: Any) -> Any:
-    """A codec and a function that redacts may be named by where they are."""
+    """A codec or a redacting function may be given as a dotted path."""
     if name not in ("CODEC", "REDACT") or not isinstance(value, str):
         return value
     try:
@@ -125,11 +125,11 @@ def _imported(name: str, value: Any) -> Any:
 
 IN_MEMORY = "sqlite://"
 PASSED_ON = ("passfile", "sslcert", "sslcrl", "sslkey", "sslmode", "sslrootcert")
-"""Options of psycopg that say how to get in. The others are about Django's own connection."""
+"""Options of psycopg about access. The others are about Django's own connection."""
 
 
 def address_of(alias: str) -> str:
-    """The URL of the database that Django uses now; while it runs tests, that is the test database."""
+    """The URL of the database that Django uses; in tests, that of the test database."""
     connection = connections[alias]
     match connection.vendor:
         case "postgresql":
@@ -176,7 +176,7 @@ def is_under_test() -> bool:
 
 
 def with_fresh_connections(function: Callable[..., Any], *, always: bool = False) -> Callable[..., Any]:
-    """A function that workers run in a thread, as Django runs a view: old connections are closed before and after."""
+    """Wrap a function that workers run in a thread: like around a view, old connections are closed before and after."""
 
     @functools.wraps(function)
     def fresh(*args: Any, **kwargs: Any) -> Any:
@@ -192,9 +192,9 @@ def with_fresh_connections(function: Callable[..., Any], *, always: bool = False
 
 
 class OwnThread(Middleware):
-    """Gives each run of an async task a thread of its own for the ORM, as Django does for each request.
+    """Gives each run of an async task its own thread for the ORM, as Django does for each request.
 
-    Otherwise the queries of all runs would wait for each other in one thread. It costs nothing where none is made.
+    Otherwise the queries of all runs would share one thread. Without queries it costs nothing.
     """
 
     async def around_run(self, job: JobContext, run: Next) -> Any:
@@ -203,19 +203,19 @@ class OwnThread(Middleware):
                 return await run()
             finally:
                 if thread in SyncToAsync.context_to_thread_executor:
-                    # The thread ends with the run, and nobody could reach its connections any more.
+                    # The thread ends with the run, and its connections could not be closed later.
                     await sync_to_async(connections.close_all)()
 
 
 async def run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, R]) -> R:
-    """Await a coroutine where its things live: here, or in the loop of another thread."""
+    """Await a coroutine in this loop, which may be here or in another thread."""
     if asyncio.get_running_loop() is loop:
         return await work
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
 
 class Elsewhere:
-    """What is asked of the store is done in its own loop."""
+    """A store whose coroutines run in the loop that it belongs to."""
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
         self._store = store
@@ -247,19 +247,19 @@ def project_app() -> DjangoApp:
     with _making:
         if not _made:
             _made.append(DjangoApp(load_settings()))
-    # While Django is being set up, whoever asks is a part of it.
+    # If the app registry is loading, Django is already being set up.
     if not apps.ready and not apps.loading:
         django.setup()
     return _made[0]
 
 
 class ProjectTasks(Registry):
-    """The tasks of a project. A thread that runs one has connections that work."""
+    """The tasks of a project. Threads that run them get fresh database connections."""
 
     def __init__(self) -> None:
         super().__init__()
         self.adopt: Callable[[str], Task[..., Any] | None] = lambda name: None
-        """Where tasks come from that nobody has registered: those of Django's own framework."""
+        """Finds tasks that are not registered: those of Django's own Tasks framework."""
         self.known = self._tasks.get
         """The task that is registered by this name, or `None`."""
         self.find = lambda name: self.known(name) or self.adopt(name)  # type: ignore[assignment]
@@ -272,7 +272,7 @@ class ProjectTasks(Registry):
         place = f"{task.function.__module__}.{task.function.__qualname__}" if is_elsewhere else ""
         task.function = with_fresh_connections(task.function, always=is_elsewhere)
         if is_elsewhere:
-            # The process imports it by these, and needs Django before it can import anything of the project.
+            # The process imports it by these names, and must set up Django before it can import the project.
             task.function.__module__, task.function.__qualname__ = CHILDREN, place
 
 
@@ -285,7 +285,7 @@ class DjangoApp(App):
         self._make_store = self._store_of_now
         self.registry: ProjectTasks = ProjectTasks()
         self.captures: list[Callable[[Sequence[Call[Any]]], object]] = []
-        """Who is told of every enqueue, before it is known whether its transaction commits: tests."""
+        """Called with the calls of every enqueue, before its transaction commits: for tests."""
         self.middleware(OwnThread())
 
     # Where it lives.
@@ -310,7 +310,7 @@ class DjangoApp(App):
     async def _connected(self) -> Connection:
         is_following = self._make_store == self._store_of_now
         if is_following and self._connection is not None and is_under_test() and self.url != self.settings.address():
-            # Opened before the test database was made, or in another one: tests must not write there.
+            # Opened before the test database was made, or in another database: tests must not write there.
             stale, self._connection = self._connection, None
             await stale.close()
         return await super()._connected()
@@ -365,9 +365,9 @@ class DjangoApp(App):
     async def _as_django_does(
         self, tx: Any, store: Callable[[Any], Awaitable[T]], later: Callable[[], Awaitable[T]]
     ) -> T:
-        """Store with the caller's transaction, when it commits, or at once. Which, its thread and the settings say."""
+        """Store in the caller's transaction, when it commits, or at once, depending on its thread and the settings."""
         home = self._home()
-        await run_in(home, App.opened(self))  # from here on it is known where jobs are kept
+        await run_in(home, App.opened(self))  # from here on the database is known
         if is_blocking_call():
             lent = await ask_caller(self._open_transaction) if tx is None else tx
             if lent is None or tx is not None:
@@ -375,7 +375,7 @@ class DjangoApp(App):
             return await (store(lent) if self.settings.mode(self.url) == "in_transaction" else later())
         if asyncio.get_running_loop() is home:
             return await store(tx)
-        # Async code has no transaction of its own, but the thread in which its queries run may be in one, in a test.
+        # Async code has no transaction of its own, but in a test the thread of its queries may be in one.
         is_lent = tx is not None or await sync_to_async(self._open_transaction)() is not None
         if not is_lent:
             return await run_in(home, _awaited(store(None)))
@@ -388,14 +388,14 @@ class DjangoApp(App):
         return await sync_to_async(lambda: self.run_blocking(_awaited(work())))()
 
     def _open_transaction(self) -> Any:
-        """The connection of this thread, if it is in a transaction that an enqueue should mind."""
+        """The connection of this thread, if it is in a transaction that an enqueue must follow."""
         if self.settings.mode(self.url) == "at_once":
             return None
         connection = connections[self.settings.database]
         return connection if connection.in_atomic_block else None
 
     async def _named(self, calls: Sequence[Call[R]]) -> list[Call[R]]:
-        """The calls with ids, checked: what cannot be stored is refused now, and not when it is too late."""
+        """The calls with ids, checked: what cannot be stored is refused now, not after the commit."""
         ids = new_job_ids(self.clock.now(), len(calls))
         named = [call if call.options.id else call.using(id=job) for call, job in zip(calls, ids, strict=True)]
         await (await self._connected()).producing.stamped(named)
