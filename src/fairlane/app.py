@@ -88,7 +88,8 @@ from fairlane.task import (
 )
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.worker.options import WorkerOptions
-from fairlane.worker.runs import Middleware, around_enqueue, wrapping_enqueues
+from fairlane.worker.runs import Middleware, around_enqueue, wrapping
+from fairlane.worker.runtime import Program
 from fairlane.worker.upkeep import keep_up
 from fairlane.worker.worker import Worker, name_of_process
 
@@ -496,7 +497,7 @@ class App(Declarations):
                 raise not_a_call(call)
             if call.options.tx is not None and call.options.tx is not tx:
                 raise InvalidJob(f"{call!r} names a transaction of its own; give tx= to enqueue_many, for all of them")
-        around = wrapping_enqueues(self.middlewares)
+        around = wrapping(self.middlewares, "around_enqueue")
         if not around:
             return await self._store_bulk(listed, tx, progress, pace)
         return await around_enqueue(around, listed, lambda calls: self._store_bulk(calls, tx, progress, pace))
@@ -530,7 +531,7 @@ class App(Declarations):
 
     async def enqueue_one(self, call: Call[R]) -> Job[R]:
         """Store one call; `UniqueConflict` or `BacklogFull` if it is refused."""
-        around = wrapping_enqueues(self.middlewares)
+        around = wrapping(self.middlewares, "around_enqueue")
         if not around:
             return await self._store_one(call)
 
@@ -619,26 +620,26 @@ class App(Declarations):
         own = [name for name in self.queue_names if name not in self.forwarded]
         return await self.make_worker(Worker, (options or WorkerOptions()).serving(own))
 
-    async def make_worker(self, kind: Callable[..., W], options: WorkerOptions) -> W:
+    async def make_worker(self, kind: Callable[[Program, WorkerOptions], W], options: WorkerOptions) -> W:
         """A worker of some kind: for forwarders, not for programs."""
         connection = await self._connected()
         served = await partitions_served(connection.store, [share.name for share in options.shares], self.queue_names)
-        return kind(
-            connection.store,
-            self.registry,
-            options,
-            self.clock,
+        program = Program(
+            store=connection.store,
+            registry=self.registry,
+            clock=self.clock,
+            stamp=connection.producing.stamp,
+            max_result=self.max_payload,
+            middlewares=self.middlewares,
+            telemetry=self.telemetry,
             served=served,
             retention=self.retention,
-            max_result=self.max_payload,
-            stamp=connection.producing.stamp,
-            middlewares=self.middlewares,
             firing=self._firing(connection),
-            telemetry=self.telemetry,
             look_again=connection.producing.look_again,
             make_store=None if is_in_memory(self.url) else self._make_store,
             waited_for=partial(limits_waited_for, connection.store),
         )
+        return kind(program, options)
 
     def _firing(self, connection: Connection, only: Collection[str] | None = None) -> Firing | None:
         fired = [each for each in self.schedules.values() if only is None or each.name in only]

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
@@ -31,7 +32,7 @@ from fairlane.worker.claims import QueueSlots
 from fairlane.worker.execution import NO_PACES, Execution, Run
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.runs import Stop, summary
-from fairlane.worker.supervision import Troubles
+from fairlane.worker.runtime import Program, Troubles
 from fairlane.worker.worker import Worker
 
 log = logging.getLogger("fairlane.forward")
@@ -43,14 +44,9 @@ LONGEST_ROUND = timedelta(seconds=10)
 class Dispatcher(Worker):
     """Publishes the jobs of some queues, in this process."""
 
-    def __init__(self, forwarder: Forwarder, *given: Any, **named: Any) -> None:
+    def __init__(self, forwarder: Forwarder, program: Program, options: WorkerOptions) -> None:
         self._forwarder = forwarder
-        super().__init__(*given, **named)
-        publishing = self.publishing
-        publishing.engine = forwarder
-        publishing.forwarded = forwarder.forwarded
-        publishing.republish_after = forwarder.republish_after
-        publishing.troubles = self.troubles
+        super().__init__(program, options)
 
     @property
     def publishing(self) -> Publishing:
@@ -60,7 +56,7 @@ class Dispatcher(Worker):
         return WorkerIdentity.of_dispatcher(name)
 
     def _executes(self) -> Callable[..., Execution]:
-        return Publishing
+        return partial(Publishing, self._forwarder, self.troubles)
 
     def _start_loops(self) -> None:
         super()._start_loops()
@@ -101,10 +97,7 @@ class Dispatching:
         if not forwarder.unbounded:
             await _check_limits(store, [share.name for share in options.shares])
 
-        def make(*given: Any, **named: Any) -> Dispatcher:
-            return Dispatcher(forwarder, *given, **named)
-
-        return cast(Dispatcher, await app.make_worker(make, options))
+        return await app.make_worker(partial(Dispatcher, forwarder), options)
 
     async def close(self) -> None:
         await self._forwarder.close()
@@ -174,13 +167,12 @@ class Publishing(Execution):
     calls_handlers = False
     """Nor how long a handler takes."""
 
-    engine: Engine
-    forwarded: Mapping[str, Any]
-    republish_after: timedelta
-    troubles: Troubles
-
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, forwarder: Forwarder, troubles: Troubles, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        self.engine: Engine = forwarder
+        self.forwarded: Mapping[str, Any] = forwarder.forwarded
+        self.republish_after = forwarder.republish_after
+        self.troubles = troubles
         self._published: dict[UUID, _Published] = {}
         self._carried: dict[UUID, asyncio.Future[dict[UUID, Carried]]] = {}
         """What the messages of a batch of claims carry, by job, from claim to publication."""
@@ -269,7 +261,7 @@ class Publishing(Execution):
             self.running.discard(run)
             run.queue.used -= 1
             self.settle_later(settle(run.claim, outcome, 0), run.queue)
-            self.on_slot_freed()
+            self._slots.note_freed()
             return None
         return super()._end(run, outcome, error, settlement)
 
@@ -285,7 +277,7 @@ class Publishing(Execution):
             self._published[run.claim.id] = _Published(run, 1, now, now, now + self._patience(1))
         if self.waiting and not self.is_filling:
             self._fill_slots()
-        self.on_slot_freed()
+        self._slots.note_freed()
 
     def _patience(self, times: int) -> int:
         return jittered(microseconds(self.republish_after) << min(times - 1, 10))
@@ -322,7 +314,7 @@ class Publishing(Execution):
         self._is_pausing = None
         self._slots.is_paused = False
         self.publish_again_soon()
-        self.on_slot_freed()
+        self._slots.note_freed()
 
     def _note_refusal(self, error: Exception) -> None:
         self.troubles.note(PUBLISHING, error)
