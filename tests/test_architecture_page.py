@@ -30,7 +30,7 @@ ON_THEIR_OWN_TIME = {
     "store/stats_sums.py",
     "store/stats_values.py",
     "worker/reports.py",
-    "worker/supervision.py",
+    "worker/runtime.py",
     "worker/upkeep.py",
     "worker/watchdog.py",
 }

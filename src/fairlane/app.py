@@ -89,7 +89,8 @@ from fairlane.task import (
 )
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.worker.options import WorkerOptions
-from fairlane.worker.runs import Middleware, around_enqueue, wrapping_enqueues
+from fairlane.worker.runs import Middleware, around_enqueue, wrapping
+from fairlane.worker.runtime import Program
 from fairlane.worker.upkeep import keep_up
 from fairlane.worker.worker import Worker, name_of_process
 
@@ -503,7 +504,7 @@ class App(Declarations):
         self, calls: Sequence[Call[R]], store: Callable[[Sequence[Call[R]]], Awaitable[Enqueued[R]]]
     ) -> Enqueued[R]:
         """Store calls, with the middlewares around it."""
-        around = wrapping_enqueues(self.middlewares)
+        around = wrapping(self.middlewares, "around_enqueue")
         return await (around_enqueue(around, calls, store) if around else store(calls))
 
     @checked(unchecked=["calls"])
@@ -611,27 +612,27 @@ class App(Declarations):
         own = [name for name in self.queue_names if name not in self.forwarded]
         return await self.make_worker(Worker, (options or WorkerOptions()).serving(own))
 
-    async def make_worker(self, kind: Callable[..., W], options: WorkerOptions) -> W:
+    async def make_worker(self, kind: Callable[[Program, WorkerOptions], W], options: WorkerOptions) -> W:
         """A worker of this kind: for forwarders, not for programs."""
         connection = await self._connected()
         served = await partitions_served(connection.store, [share.name for share in options.shares], self.queue_names)
-        return kind(
-            connection.store,
-            self.registry,
-            options,
-            self.clock,
+        program = Program(
+            store=connection.store,
+            registry=self.registry,
+            clock=self.clock,
+            stamp=connection.producing.stamp,
+            max_result=self.max_payload,
+            middlewares=self.middlewares,
+            telemetry=self.telemetry,
             served=served,
             retention=self.retention,
-            max_result=self.max_payload,
-            stamp=connection.producing.stamp,
-            middlewares=self.middlewares,
             firing=self._firing(connection),
-            telemetry=self.telemetry,
             look_again=connection.producing.look_again,
             # A database in memory is visible to its own store only.
             make_store=None if self.url in ("sqlite://", "sqlite:///") else self._make_store,
             waited_for=partial(limits_waited_for, connection.store),
         )
+        return kind(program, options)
 
     def _firing(self, connection: Connection, only: Collection[str] | None = None) -> Firing | None:
         fired = [each for each in self.schedules.values() if only is None or each.name in only]

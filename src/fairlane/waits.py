@@ -95,10 +95,21 @@ class StoreTime:
     which is soon much less than a round trip.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.offset = 0
+        self.ahead = 0
+        """How far queue time is ahead of the store's clock."""
         self._least, self._most = -math.inf, math.inf
         self._seen: Instant | None = None
+
+    def now(self) -> Instant:
+        """Queue time."""
+        return self._clock.monotonic() + self.offset
+
+    def wall(self) -> Instant:
+        """What the store's clock shows."""
+        return self.now() - self.ahead
 
     def hear(self, asked: Instant, there: Instant, heard: Instant) -> None:
         """The store's clock said `there` between these two instants of ours."""
@@ -118,11 +129,15 @@ class StoreTime:
 class Outage:
     """Rides out an outage of the database: retries with growing pauses, and reports when it is back."""
 
-    def __init__(self, on_return: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        on_return: Callable[[], None] = lambda: None,
+        on_loss: Callable[[str, StoreUnavailable], None] = lambda what, error: None,
+    ) -> None:
         self._on_return = on_return
+        self._on_loss = on_loss
         self._asking: set[asyncio.Task[Any]] = set()
         self._cancel_then: set[asyncio.Task[Any]] = set()
-        self.on_loss: Callable[[str, StoreUnavailable], None] = lambda what, error: None
         self._failing: set[str] = set()
         self._back_at = -REJOINED_WITHIN
 
@@ -200,7 +215,7 @@ class Outage:
         was_lost = self.is_lost
         self._failing.add(what)
         if not was_lost:
-            self.on_loss(what, error)
+            self._on_loss(what, error)
 
     def _returned(self, what: str) -> None:
         if what not in self._failing:

@@ -257,7 +257,7 @@ async def test_an_outage_is_two_events_however_many_calls_fail(broken: tuple[App
     app.on_event(StoreLost, StoreReturned)(heard.append)
     async with app, working(app) as worker:
         store.lose("claim", "now", "reap")
-        worker._claiming.look_everywhere()
+        worker._slots.look_everywhere()
         await until(lambda: not worker.health().is_connected)
         store.restore()
         await until(lambda: worker.health().is_connected)

@@ -120,7 +120,7 @@ async def test_a_nudge_that_arrives_while_a_claim_is_on_its_way_back_is_not_lost
         await until(lambda: worker._slots.queues["default"].is_registered)
         worker._slots.queues["default"].is_registered = False  # as before the first claim
         store.after["claim"] = hold_up
-        worker._claiming.look_everywhere()
+        worker._slots.look_everywhere()
         await answered.wait()
         job = await work.enqueue()
         await until(lambda: worker._claiming._is_nudged)

@@ -16,7 +16,7 @@ from fairlane.store.protocol import Store
 from fairlane.store.stats import Moment
 from fairlane.store.stats_values import Tallied
 from fairlane.waits import Outage
-from fairlane.worker.supervision import Troubles
+from fairlane.worker.runtime import Troubles
 from fairlane.worker.upkeep import EVERY, RESTS, keep_figures
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, reaches, turns, watched_app, working

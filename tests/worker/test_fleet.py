@@ -51,7 +51,7 @@ async def asleep(worker: Worker) -> None:
     await until(
         lambda: (
             not worker._settling.count_unsettled()
-            and worker._claiming._is_waiting
+            and worker._slots.is_awaited
             and queue.is_registered
             and not queue.is_hungry
             and not queue.looks

@@ -229,21 +229,21 @@ async def test_a_job_that_waits_for_its_instant_is_said_to_be_held_by_its_rate(s
 
 def test_a_clock_is_known_better_than_an_answer_takes() -> None:
     """The store's clock is 5 s ahead. Its answers take 40 ms, which is not always lost on the same way."""
-    time = StoreTime()
+    time = StoreTime(ManualClock())
     for asked, way in ((1_000_000, 39_000), (2_000_000, 1_000), (3_000_000, 20_000)):
         time.hear(asked, asked + way + 5_000_000, asked + 40_000)
     assert abs(time.offset - 5_000_000) <= 1_000
 
 
 def test_an_answer_that_took_long_moves_no_clock_that_it_does_not_contradict() -> None:
-    time = StoreTime()
+    time = StoreTime(ManualClock())
     time.hear(1_000_000, 6_000_000, 1_000_000)
     time.hear(2_000_000, 7_000_000, 600_000_000)
     assert time.offset == 5_000_000
 
 
 def test_a_clock_that_was_set_is_believed() -> None:
-    time = StoreTime()
+    time = StoreTime(ManualClock())
     time.hear(1_000_000, 6_000_000, 1_002_000)
     time.hear(2_000_000, 3_000_000, 2_002_000)
     assert abs(time.offset - 1_000_000) <= 1_000

@@ -65,7 +65,7 @@ async def runner(app: App, slots: int = 2) -> AsyncIterator[Conversation]:
     ours, theirs = socket.socketpair()
     heard: asyncio.Queue[News] = asyncio.Queue()
     made = await app.make_worker(
-        lambda *given, **named: Runner(*given, box=theirs_box, **named), WorkerOptions(concurrency=slots)
+        lambda program, options: Runner(program, options, theirs_box), WorkerOptions(concurrency=slots)
     )
     running = asyncio.create_task(made.run(theirs))
     line = Line(ours, lambda body: heard.put_nowait(decode(body)), lambda: None)

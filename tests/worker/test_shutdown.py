@@ -209,7 +209,7 @@ async def test_a_worker_can_be_stopped_while_the_database_is_away(app: App, stor
     async with working(app) as worker:
         await store.finished("claim")
         store.lose("claim", "settle", "renew", "listen", "reap")
-        worker._claiming.look_everywhere()
+        worker._slots.look_everywhere()
         await store.called("claim", 2)
         assert not worker.health().is_connected
     assert worker.left_unsettled == 0

@@ -35,7 +35,7 @@ def app(clock: ManualClock, store: WatchedStore) -> App:
 def looks_within(worker: Worker, clock: ManualClock, seconds: int) -> bool:
     """Whether it sleeps, and asks its queue again soon. If it still asks, it sees the next step too early."""
     (queue,) = worker._slots.queues.values()
-    sleeps = worker._claiming._is_waiting and not worker._claiming._wake.is_set() and not queue.used
+    sleeps = worker._slots.is_awaited and not worker._slots.wake.is_set() and not queue.used
     return sleeps and queue.due_at is not None and 0 < queue.due_at - clock.monotonic() < seconds * SECOND
 
 

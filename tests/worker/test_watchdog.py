@@ -504,7 +504,7 @@ async def test_what_the_watchdog_could_not_record_is_recorded_by_the_loop(app: A
             taken = [run for run in execution.unstarted() if execution.give_back(run)]
             watchdog._owed = [settle(run.claim, Released("blocked"), 0) for run in taken]
             execution.forget(taken)
-            watchdog._after_block(BlockedLoop(since=0, until=1), 1.0)
+            watchdog._after_block(BlockedLoop(since=0, until=1))
 
     async with app:
         jobs = await job.enqueue_many([job.call(number) for number in range(4)])

@@ -1,8 +1,8 @@
-"""When a schedule fires: instants from a cron line in a timezone, or from an interval. No clock, no store.
+"""When a schedule fires: by a cron line in a timezone, or by an interval. Without a clock or a store.
 
-A slot is an instant at which a schedule is to fire. A line of fixed times ("30 2 * * *") fires once for each of them:
-where a clock change leaves one out, at the moment the clock jumps to; where one comes twice, the first time. A line
-that repeats within the hours ("*/30 * * * *") follows the time that really passes, through every change.
+A slot is a moment at which a schedule is to fire. A line of fixed times ("30 2 * * *") fires once for each of them: if
+a clock change skips a time, at the moment of the change; if a time comes twice, the first time. A line that repeats
+within an hour ("*/30 * * * *") follows the time that really passes, through every change.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
@@ -20,12 +20,12 @@ from fairlane.errors import ConfigurationError
 from fairlane.parameters import shown
 
 Missed = Literal["skip", "once", "all"]
-"""What becomes of slots that nobody was there to fire: none of them, the last one, or every one."""
+"""Which missed slots are fired later: none, the last one, or all."""
 
 GRACE = 60 * SECOND
-"""A slot that is fired within this time is late, and not missed."""
+"""A slot that is fired within this time is late, not missed."""
 AT_ONCE = 100
-"""Slots of one schedule that are fired together."""
+"""Slots of one schedule that are fired together, at most."""
 DAY = 86_400 * SECOND
 LONGEST_SHOWN = 100
 SHORTEST, LONGEST = SECOND, 366 * DAY
@@ -40,7 +40,7 @@ _NAMED = {
 }
 _NOT_PLACES = {"factory", "localtime", "posixrules"}
 _NOT_PLACES_BELOW = ("posix/", "right/")
-"""Files beside those of the places: how this machine is set, and the same places with leap seconds."""
+"""Files that are not places: this machine's setting, and the same places with leap seconds."""
 _WINDOWS = tuple(days * 86_400 * SECOND for days in (1 / 24, 1, 32, 400, 1_500))
 
 
@@ -98,7 +98,7 @@ class Cron:
         return None
 
     def _next_repeated(self, moment: Instant, zone: ZoneInfo) -> Instant | None:
-        """From clock change to clock change: between two of them the wall's time is the world's, a little off."""
+        """Step from clock change to clock change: between two of them, local time has a fixed offset."""
         since = moment
         while True:
             offset = _offset(zone, since)
@@ -122,7 +122,7 @@ class Cron:
 
 
 def check_timezone(timezone: object) -> None:
-    """Refuse what is no place: a schedule comes at the same time on every machine, however each of them is set."""
+    """Refuse what is not a place: a schedule fires at the same time on every machine, whatever its local setting."""
     if not isinstance(timezone, str):
         raise ConfigurationError(f"schedule: {_no_timezone(timezone)}")
     if timezone.lower() in _NOT_PLACES or timezone.lower().startswith(_NOT_PLACES_BELOW):
@@ -152,19 +152,19 @@ def _unknown_timezone(timezone: str) -> str:
 
 
 def _wall(moment: Instant) -> datetime:
-    """What a clock shows that is ahead of UTC by what was added."""
+    """A moment, with an offset added, as local time."""
     return as_datetime(moment).replace(tzinfo=None)
 
 
 def _offset(zone: ZoneInfo, moment: Instant) -> int:
-    """What the clocks of a place are ahead of UTC."""
+    """How far local time is ahead of UTC."""
     offset = as_datetime(moment).astimezone(zone).utcoffset()
     assert offset is not None
     return microseconds(offset)
 
 
 def _first_time(zone: ZoneInfo, wall: datetime) -> Instant:
-    """When the clocks of a place first show this; where they leave it out, when they jump over it."""
+    """When local time first shows this; if it is skipped, when the clocks jump over it."""
     before, after = (as_instant(wall.replace(tzinfo=zone, fold=fold)) for fold in (0, 1))
     if before <= after:
         return before
@@ -175,7 +175,7 @@ def _first_time(zone: ZoneInfo, wall: datetime) -> Instant:
 
 
 def _first_change(zone: ZoneInfo, since: Instant, until: Instant) -> Instant | None:
-    """The first moment after `since`, and not after `until`, at which the clocks of a place are set."""
+    """The first clock change after `since` and not after `until`."""
     offset, low = _offset(zone, since), since
     while low < until:
         high = min(low + DAY, until)  # no place has set its clocks twice on a day
@@ -220,32 +220,30 @@ Recurrence = Cron | Every
 
 
 def recurrence_of(document: dict[str, Any]) -> Recurrence:
-    """What `document()` has written."""
+    """The inverse of `document()`."""
     return (
         Every(microseconds(document["every"])) if "every" in document else Cron(document["cron"], document["timezone"])
     )
 
 
 def check_missed(missed: object) -> Missed:
-    for known in get_args(Missed):
-        if missed == known:
-            chosen: Missed = known
-            return chosen
-    raise ConfigurationError(f"schedule: missed={shown(missed)} is unknown; use 'skip', 'once' or 'all'")
+    if missed not in get_args(Missed):
+        raise ConfigurationError(f"schedule: missed={shown(missed)} is unknown; use 'skip', 'once' or 'all'")
+    return cast(Missed, missed)
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What a look at a schedule comes to."""
+    """What is due of a schedule."""
 
     slots: tuple[Instant, ...]
-    """To be fired now, the oldest first."""
+    """To fire now, the oldest first."""
     next_at: Instant | None
-    """The next slot, once these are fired. Not later than now: there are more to fire."""
+    """The next slot once these are fired. If it is not later than now, there are more to fire."""
 
 
 def due_slots(recurrence: Recurrence, next_at: Instant | None, now: Instant, missed: Missed) -> Due:
-    """Which slots to fire now, where `next_at` is the first that was not."""
+    """Which slots to fire now; `next_at` is the first that was not fired."""
     if next_at is None or next_at > now:
         return Due((), next_at)
     if missed == "all":
@@ -259,7 +257,7 @@ def due_slots(recurrence: Recurrence, next_at: Instant | None, now: Instant, mis
 
 
 def _last_until(recurrence: Recurrence, first: Instant, now: Instant) -> Instant:
-    """The last slot from `first` on that is not later than now. Not one by one: there may be years of minutes."""
+    """The last slot from `first` on that is not later than now. Not slot by slot: there may be years of minutes."""
     if isinstance(recurrence, Every):
         return max(first, now // recurrence.interval * recurrence.interval)
     last = first

@@ -1,7 +1,7 @@
-"""Firing schedules: every worker that declares one looks when its next slot comes, and whoever is first fires it.
+"""The runner of schedules: each worker looks when the next slot of its schedules is due, and the first one fires it.
 
-A slot is fired in one transaction that moves the schedule on and stores the job, whose id follows from the schedule and
-the slot. So it is fired once, however many workers there are and whatever of them crashes.
+A slot is fired in one transaction, which advances the schedule and stores the job; the job's id follows from the
+schedule and the slot. So a slot is fired once, however many workers there are and whichever of them crash.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from fairlane.cron.schedules import Schedule, job_of_slot, job_of_trigger
 from fairlane.errors import DuplicateJob, FairlaneError, InvalidJob, StoreUnavailable
 from fairlane.job import NewJob
 from fairlane.store import schedules
-from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.store.protocol import Store
 from fairlane.store.schedules import Fired, ScheduleRow
 from fairlane.task import Call
-from fairlane.waits import Outage, first_of, pause
+from fairlane.waits import Outage, StoreTime, first_of, pause
 
 log = logging.getLogger("fairlane.worker")
 
 LOOK_EVERY = 30 * SECOND
-"""For what nobody announces: a declaration that no other worker has any more, a slot that could not be fired."""
+"""For what nobody announces: a declaration whose other workers are gone, or a slot that could not be fired."""
 SHORTEST_WAIT = SECOND // 1_000
 KEPT_FOR = 60 * SECOND
-"""Between two signs that this worker has its schedules."""
+"""The time between two signs of life of this worker's schedules."""
 
 Produce = Callable[[Sequence[Call[Any]]], Awaitable[list[NewJob]]]
-"""Makes jobs of calls; of those that a full backlog refuses, none."""
+"""Makes jobs of calls, except for those that a full backlog refuses."""
 
 
 class Firing:
-    """The schedules of one program, at work."""
+    """Fires the schedules of one program."""
 
     def __init__(self, store: Store, schedules: Sequence[Schedule], produce: Produce) -> None:
         self._store = store
@@ -50,20 +50,25 @@ class Firing:
         """An operator has resumed or triggered a schedule, or may have."""
         self._is_due.set()
 
-    async def wait(self, clock: Clock, duration: int) -> None:
-        """For so many microseconds, or until there is a reason to look since the last look began."""
-        await first_of(pause(clock, duration), self._is_due.wait())
+    async def run(self, worker: UUID, outage: Outage, clock: Clock, time: StoreTime) -> None:
+        """Fire slots when they come."""
+        await outage.ride_out(self.declare, "declaring schedules")
+        while True:
+            next_at = await outage.ride_out(lambda: self.look(worker), "firing schedules")
+            wait = LOOK_EVERY if next_at is None else min(LOOK_EVERY, next_at - time.now())
+            # Or until there is a reason to look since the last look began.
+            await first_of(pause(clock, max(wait, SHORTEST_WAIT)), self._is_due.wait())
 
     async def declare(self) -> None:
-        """Let this program's declarations be in force, whatever others there were."""
+        """Put this program's declarations in force, in place of any others."""
         rows = {row.name: row for row in await self._store.run(schedules.schedules(self._schedules))}
         wall = (await self._store.time()).wall
         for name in self._schedules:
             await self._declare(name, rows.get(name), wall)
 
     async def look(self, worker: UUID | None = None) -> Instant | None:
-        """Fire what is due by the wall clock. Returns when the next slot of these schedules comes, as far as is known,
-        by the store's time."""
+        """Fire what is due by the wall clock. Returns when the next slot of these schedules is due, as far as is known,
+        in queue time."""
         self._is_due.clear()
         time = await self._store.time()
         # Before what stands is read: what an operator does after that is announced to this worker.
@@ -101,7 +106,7 @@ class Firing:
             log.info("schedule %r is %s: %s", name, what, schedule.recurrence.describe())
 
     async def _fire(self, schedule: Schedule, row: ScheduleRow, now: Instant) -> Instant | None:
-        """Fire what is due of one schedule. Returns its next slot, or now if there is more to do."""
+        """Fire what is due of one schedule. Returns its next slot, or now if there is more to fire."""
         due = Due((), row.next_at)
         if not row.is_paused:
             due = due_slots(schedule.recurrence, row.next_at, now, schedule.missed)
@@ -132,7 +137,7 @@ class Firing:
             raise InvalidJob(f"{calls[0].task.name!r} cannot be enqueued: {type(error).__name__}: {error}") from error
 
     def _fired(self, row: ScheduleRow, due: Due, now: Instant, jobs: Sequence[NewJob]) -> Fired:
-        """How the schedule stands after this. A trigger is fired last, and its moment is its slot."""
+        """The state of the schedule after this. A trigger is fired last, and its time counts as its slot."""
         slot, job = None, None
         if row.triggers > row.triggered:
             slot, job = now, job_of_trigger(row.name, row.triggers, now)
@@ -159,16 +164,3 @@ class Firing:
                 schedule.missed,
                 len(due.slots),
             )
-
-
-async def fire_schedules(
-    firing: Firing, worker: WorkerIdentity, outage: Outage, clock: Clock, store_now: Callable[[], Instant]
-) -> None:
-    """Fire slots when they come. `store_now` is queue time, as far as it is known here."""
-    await outage.ride_out(firing.declare, "declaring schedules")
-    while True:
-        next_at = await outage.ride_out(lambda: firing.look(worker.id), "firing schedules")
-        wait = LOOK_EVERY
-        if next_at is not None:
-            wait = min(wait, next_at - store_now())
-        await firing.wait(clock, max(wait, SHORTEST_WAIT))

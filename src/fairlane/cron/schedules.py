@@ -21,7 +21,7 @@ LARGEST_CALL = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A call that is enqueued again and again, as this program declares it."""
+    """A call that is enqueued on a recurrence, as this program declares it."""
 
     name: str
     recurrence: Recurrence
@@ -32,7 +32,7 @@ class Schedule:
         return f"<schedule {self.name!r}: {self.recurrence.describe()}>"
 
     def document(self) -> str:
-        """What the database knows of it: enough to show it, and to say when it is due."""
+        """What the database stores: enough to show the schedule, and to compute when it is due."""
         call, codec = self.call, self.call.task.codec
         payload = codec.encode_call(call.args, call.kwargs, LARGEST_CALL)
         options = call.options
@@ -58,14 +58,14 @@ class Schedule:
         return hashlib.sha256(self.document().encode() + sealed).digest()
 
     def call_for(self, job: UUID, slot: Instant) -> Call[Any]:
-        """The call of one slot, with the id that nothing else of it can have."""
+        """The call of one slot, with an id that only this slot can have."""
         return self.call.using(id=job, context={"schedule": self.name, "slot": as_datetime(slot).isoformat()})
 
 
 def declared_schedule(
     given: tuple[Any, ...], every: Duration | None, timezone: str, missed: str, name: str | None
 ) -> Schedule:
-    """What `app.schedule(…)` was told, checked."""
+    """The schedule that `app.schedule(…)` declares, checked."""
     check_timezone(timezone)
     recurrence: Recurrence
     if every is None:
@@ -80,7 +80,10 @@ def declared_schedule(
             raise ConfigurationError(f"schedule: {rest[0]!r} and every={every!r} both say when; leave one of them out")
         if timezone != "UTC":
             raise ConfigurationError(f"schedule: every={every!r} is the same in every timezone; leave timezone= out")
-        recurrence = _interval(every)
+        try:
+            recurrence = Every(microseconds(every))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"schedule: every: {error}") from None
     if not rest:
         raise ConfigurationError("schedule: say what is to be enqueued: a task, or a call of one")
     what, *args = rest
@@ -88,13 +91,6 @@ def declared_schedule(
     schedule = Schedule(_checked_name(name, call), recurrence, check_missed(missed), call)
     schedule.document()
     return schedule
-
-
-def _interval(every: Duration) -> Every:
-    try:
-        return Every(microseconds(every))
-    except ConfigurationError as error:
-        raise ConfigurationError(f"schedule: every: {error}") from None
 
 
 def _checked_name(name: object, call: Call[Any]) -> str:
@@ -138,7 +134,7 @@ def job_of_slot(name: str, slot: Instant) -> UUID:
 
 
 def job_of_trigger(name: str, number: int, at: Instant) -> UUID:
-    """The id of the job of one trigger of an operator."""
+    """The id of the job of one operator's trigger."""
     return _id(f"trigger\0{name}\0{number}", at)
 
 

@@ -22,7 +22,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from fairlane.clock import SECOND, Instant, microseconds
+from fairlane.clock import SECOND, microseconds
 from fairlane.enqueue import Stamp
 from fairlane.errors import InvalidJob, JobNotFound, UndecodablePayload
 from fairlane.forward.messages import Token
@@ -40,12 +40,20 @@ from fairlane.scheduler.settlement import (
 )
 from fairlane.store.protocol import Adopted, Store, WorkerIdentity
 from fairlane.task import Task
-from fairlane.telemetry.telemetry import Telemetry
-from fairlane.waits import Outage, pause
+from fairlane.waits import Outage, StoreTime, pause
 from fairlane.worker.instruments import Watching
 from fairlane.worker.logs import log_end, log_lost, log_unreadable
-from fairlane.worker.runs import RunningJob, Stop, bounded, current_run, outcome_of, settlement_of, storable, summary
-from fairlane.worker.settlements import Settling
+from fairlane.worker.runs import (
+    RunningJob,
+    Settling,
+    Stop,
+    bounded,
+    current_run,
+    outcome_of,
+    settlement_of,
+    storable,
+    summary,
+)
 from fairlane.worker.worker import name_of_process
 
 if TYPE_CHECKING:
@@ -101,7 +109,7 @@ class Deliveries:
         self._app = app
         self._lease = lease
         self._here: _Process | None = None
-        self._outage = Outage(lambda: None)
+        self._outage = Outage()
         self._ending: set[asyncio.Future[Any]] = set()
 
     # Begin: the job is ours, or there is nothing to do.
@@ -200,7 +208,7 @@ class Deliveries:
         report that it ended the job itself, by its time limit or because it was revoked. Signals such as `Retry` mean
         what they always mean. Returns the new state of the job; `None` if nothing is recorded."""
         delivery.handle = None
-        outcome: Outcome | None = outcome_of(delivery, error, delivery.process.store_wall())
+        outcome: Outcome | None = outcome_of(delivery, error, delivery.process.time.wall())
         if isinstance(outcome, Failed) and (is_lost or is_final):
             outcome = None if is_lost else Died(outcome.error)
         settlement = await delivery.process.end(delivery, outcome, error)
@@ -277,7 +285,6 @@ class Deliveries:
         # After a fork, or when the app was closed and opened again, there is another store.
         if here is None or here.store is not store:
             here = self._here = _Process(store, self._app, stamp, self._lease, self._outage)
-            here.watch(self._app.telemetry)
         return here
 
 
@@ -294,35 +301,22 @@ class _Process:
         self.identity = WorkerIdentity(uuid4(), name_of_process())
         self._clock = app.clock
         self._lease = lease
-        self._offset = self._ahead = 0
+        self.time = StoreTime(app.clock)
         self._held: dict[UUID, Delivery] = {}
         """By lease; each job has its own."""
         self._beating: asyncio.Task[None] | None = None
         self._outage = outage
-        self._settling = Settling(store, outage)
-        self._watching: Watching | None = None
-
-    def watch(self, telemetry: Telemetry) -> None:
-        """Report what runs here, if anybody listens."""
-        if telemetry.is_watched:
-            self._watching = Watching(telemetry, self.identity, self.store, self._clock)
-            self._watching.store_now = self.store_now
-            self._settling.watching = self._watching
+        self._watching = Watching(app.telemetry, self.identity, store, self.time)
+        self._settling = Settling(store, outage, self._watching)
 
     async def tell_start(self, delivery: Delivery) -> None:
-        if self._watching is not None:
+        if self._watching.is_wanted:
             await self._watching.find_origins([delivery.claim])
             # Its span does not become the current one of this thread, which may have one of the engine's.
             self._watching.left(self._watching.started(delivery))
 
     def ran(self, run: RunningJob) -> int:
         return self._clock.monotonic() - run.started_at
-
-    def store_now(self) -> Instant:
-        return self._clock.monotonic() + self._offset
-
-    def store_wall(self) -> Instant:
-        return self.store_now() - self._ahead
 
     def is_late(self, delivery: Delivery) -> bool:
         """Whether its lease has expired because this process was suspended."""
@@ -344,7 +338,7 @@ class _Process:
         adopted = await self._outage.ride_out(once, "adopting")
         if adopted is None:
             return None
-        self._offset, self._ahead = adopted.at.now - self._clock.monotonic(), adopted.at.ahead
+        self.time.offset, self.time.ahead = adopted.at.now - self._clock.monotonic(), adopted.at.ahead
         return adopted, asked_at
 
     async def task_of(self, job: UUID) -> str | None:
@@ -367,11 +361,11 @@ class _Process:
             if outcome is not None:
                 settlement = msgspec.structs.replace(settlement_of(delivery, outcome, ran), lag=delivery.lag)
                 if type(outcome) is not Done:
-                    log_end(delivery, settlement, error, self.store_now(), log)
+                    log_end(delivery, settlement, error, self.time.now(), log)
                 await self._settling.record(settlement, was_tried=delivery.may_be_settled)
         finally:
             self.let_go(delivery)
-            if self._watching is not None:
+            if self._watching.is_wanted:
                 self._watching.ended(delivery, settlement, ran, error)
         return settlement
 

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
@@ -30,7 +31,7 @@ from fairlane.worker.claims import QueueSlots
 from fairlane.worker.execution import NO_PACES, Execution, Run
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.runs import Stop, summary
-from fairlane.worker.supervision import Troubles
+from fairlane.worker.runtime import Program, Troubles
 from fairlane.worker.worker import Worker
 
 log = logging.getLogger("fairlane.forward")
@@ -42,11 +43,9 @@ LONGEST_ROUND = timedelta(seconds=10)
 class Dispatcher(Worker):
     """Publishes the jobs of some queues, in this process."""
 
-    def __init__(self, forwarder: Forwarder, *given: Any, **named: Any) -> None:
+    def __init__(self, forwarder: Forwarder, program: Program, options: WorkerOptions) -> None:
         self._forwarder = forwarder
-        super().__init__(*given, **named)
-        self.publishing.forwarder = forwarder
-        self.publishing.troubles = self.troubles
+        super().__init__(program, options)
 
     @property
     def publishing(self) -> Publishing:
@@ -56,7 +55,7 @@ class Dispatcher(Worker):
         return WorkerIdentity.of_dispatcher(name)
 
     def _executes(self) -> Callable[..., Execution]:
-        return Publishing
+        return partial(Publishing, self._forwarder, self.troubles)
 
     def _start_loops(self) -> None:
         super()._start_loops()
@@ -103,10 +102,7 @@ class Dispatching:
         if not forwarder.unbounded:
             await _check_limits(store, queues)
 
-        def make(*given: Any, **named: Any) -> Dispatcher:
-            return Dispatcher(forwarder, *given, **named)
-
-        return cast(Dispatcher, await app.make_worker(make, options))
+        return await app.make_worker(partial(Dispatcher, forwarder), options)
 
     async def close(self) -> None:
         await self._forwarder.close()
@@ -165,11 +161,10 @@ class Publishing(Execution):
     calls_handlers = False
     """Handlers run in the workers of the engine."""
 
-    forwarder: Forwarder
-    troubles: Troubles
-
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, forwarder: Forwarder, troubles: Troubles, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        self.forwarder = forwarder
+        self.troubles = troubles
         self._published: dict[UUID, _Published] = {}
         self._carried: dict[UUID, asyncio.Future[dict[UUID, Carried]]] = {}
         """What the messages of a batch of claims carry, by job, until they are published."""
@@ -255,7 +250,7 @@ class Publishing(Execution):
             self.running.discard(run)
             run.queue.used -= 1
             self.settle_later(settle(run.claim, outcome, 0), run.queue)
-            self.on_slot_freed()
+            self._slots.note_freed()
             return None
         return super()._end(run, outcome, error, settlement)
 
@@ -271,7 +266,7 @@ class Publishing(Execution):
             self._published[run.claim.id] = _Published(run, 1, now, now, now + self._patience(1))
         if self.waiting and not self.is_filling:
             self._fill_slots()
-        self.on_slot_freed()
+        self._slots.note_freed()
 
     def _patience(self, times: int) -> int:
         return jittered(microseconds(self.forwarder.republish_after) << min(times - 1, 10))
@@ -308,7 +303,7 @@ class Publishing(Execution):
         self._is_pausing = None
         self._slots.is_paused = False
         self.publish_again_soon()
-        self.on_slot_freed()
+        self._slots.note_freed()
 
     def _note_refusal(self, error: Exception) -> None:
         self.troubles.note(PUBLISHING, error)

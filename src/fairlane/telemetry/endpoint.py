@@ -16,9 +16,9 @@ log = logging.getLogger("fairlane.telemetry")
 
 LONGEST_REQUEST = 8 * 1024
 ANSWERED_WITHIN = 10.0
-"""Seconds from the first byte of a question to the last of the answer."""
+"""Seconds from the first byte of a request to the last of the response."""
 AT_ONCE = 32
-"""Connections; more are turned away."""
+"""Connections at most; more are turned away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Endpoint:
         self.url = ""
 
     async def open(self, host: str, port: int) -> None:
-        """Listen, or `ConfigurationError` where that is not possible."""
+        """Listen, or raise `ConfigurationError` if that is not possible."""
         try:
             self._server = await asyncio.start_server(self._serve, host, port, limit=LONGEST_REQUEST)
         except OSError as error:

@@ -1,8 +1,8 @@
-"""Every metric that there is: one table for the code, the reference, the Grafana dashboard and the alert rules.
+"""All metrics: one table for the code, the reference, the Grafana dashboard and the alert rules.
 
-Names are those of Prometheus. OpenTelemetry has them without the endings that Prometheus wants, and with dots:
-`fairlane_job_wait_seconds` is `fairlane.job.wait` there. Labels are bounded: queues and tasks are declared by programs,
-outcomes, reasons and loops are our words, and of keys only the first few that have most jobs waiting are named.
+Names follow Prometheus. OpenTelemetry gets them with dots and without the suffixes of Prometheus:
+`fairlane_job_wait_seconds` is `fairlane.job.wait` there. Labels are bounded: programs declare queues and tasks;
+outcomes, reasons and loops are our own; and of keys, only those with most jobs waiting are named.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fairlane.redaction import error_text
 log = logging.getLogger("fairlane.telemetry")
 
 REASONS = ("handler", "dropped", "trace", "export", "collector", "endpoint")
-"""An event handler raised, was too slow; a span, an exporter, a look at figures, an answer to a scraper failed."""
+"""An event handler raised or was too slow; a span, an exporter, a reading of stats or a response failed."""
 
 
 class Failures:
@@ -59,7 +59,7 @@ JOBS = (0.0, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0)
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What a metric is called, what it means, and what tells its series apart."""
+    """The name, the meaning and the labels of a metric."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -68,7 +68,7 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
     scope: Scope = "process"
-    """`fleet`: read from the database, and so the same wherever it is asked for. Take its `max`, not its `sum`."""
+    """`fleet`: read from the database, so the same in every process. Aggregate it with `max`, not `sum`."""
     boundaries: tuple[float, ...] = ()
 
     @property
@@ -175,21 +175,21 @@ CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
 
 Labels = tuple[str, ...]
 Reading = Callable[[], Iterable[tuple[Labels, float]]]
-"""What tells a gauge when it is asked for."""
+"""Reads a gauge."""
 Recorder = Callable[[float, Labels], None]
-"""Somebody else who wants each value of a histogram: OpenTelemetry adds them up by itself."""
+"""Receives each value of a histogram: OpenTelemetry aggregates by itself."""
 
 SERIES_AT_MOST = 1_000
-"""Of one metric. Labels come from what programs declare; whoever makes names as they go pays with `other`."""
+"""Series of one metric, at most. Labels come from what programs declare; names beyond that count as `other`."""
 OTHER = "other"
 NO_TASK = "none"
-"""The label of what blocks an event loop and is no handler's doing."""
+"""The label of blocks of an event loop that no handler causes."""
 LOST = ("lease gone", "settled late")
-"""How a worker finds out that a job was taken over from it."""
+"""How a worker learns that a job was taken over from it."""
 
 
 class Cell:
-    """A histogram of one series: how many values were at most each boundary, and above the last."""
+    """A histogram of one series: how many values fell below each boundary, and above the last."""
 
     __slots__ = ("counts", "total")
 
@@ -272,14 +272,14 @@ class Metrics:
             self.claims_lost.add((reason,), 0)
 
     def read(self, name: str, reading: Reading) -> Callable[[], None]:
-        """Let a gauge be told by `reading`, beside others that tell it too, until what is returned is called."""
+        """Add a reading to a gauge, beside any others. Returns a function that removes it."""
         readings = self._readings.setdefault(name, [])
         assert CATALOGUE[name].kind == "gauge", f"{name} is no gauge"
         readings.append(reading)
         return lambda: readings.remove(reading) if reading in readings else None
 
     def value_of(self, name: str) -> list[tuple[Labels, float]]:
-        """What a counter or a gauge stands at, by its labels. A gauge that fails is left out, and counted."""
+        """The values of a counter or a gauge, by labels. A reading that fails is left out, and counted."""
         if name == "fairlane_telemetry_failures_total":
             return [((reason,), float(self.failures.by_reason[reason])) for reason in REASONS]
         if (counter := self.counters.get(name)) is not None:
@@ -294,11 +294,11 @@ class Metrics:
         return list(found.items())
 
     def totals(self) -> dict[str, float]:
-        """What was counted so far, each counter added up over its labels."""
+        """The total of each counter over its labels."""
         return {name: sum(value for _, value in self.value_of(name)) for name in self.counters}
 
     def samples(self) -> Iterator[Sample]:
-        """All metrics that have something to tell, in the order of the catalogue."""
+        """All metrics that have values, in the order of the catalogue."""
         for name, metric in CATALOGUE.items():
             if (histogram := self.histograms.get(name)) is not None:
                 cells: list[tuple[Labels, float | Cell]] = list(histogram.cells.items())
@@ -312,7 +312,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def as_text(samples: Iterable[Sample]) -> str:
-    """What a scrape is told."""
+    """The metrics in the text format of Prometheus."""
     return "".join(f"{line}\n" for metric, values in samples for line in _lines(metric, values))
 
 
@@ -350,18 +350,18 @@ def _number(value: float) -> str:
 Figures = Mapping[str, Iterable[tuple[Labels, float]]]
 """The values of fleet metrics, by their name."""
 FleetSource = Callable[[int], Awaitable[Figures]]
-"""Tells them; it is given how many keys to name."""
+"""Reads them, naming at most so many keys."""
 
 LOOKED_UP_EVERY = 10.0
 FOUND_WITHIN = 5.0
 FORGOTTEN_AFTER = 60.0
-"""Seconds after which figures that could not be looked up again are no longer told: old ones lie."""
+"""Seconds after which values that could not be read again are dropped: old ones mislead."""
 
 FLEET = tuple(metric.name for metric in CATALOGUE.values() if metric.scope == "fleet")
 
 
 class Fleet:
-    """What the database says of all workers and queues, kept for a moment."""
+    """What the database says about all workers and queues, cached for a moment."""
 
     def __init__(self, source: FleetSource, failures: Failures, keys: int) -> None:
         self._source = source
@@ -372,7 +372,7 @@ class Fleet:
         self._looking = asyncio.Lock()
 
     def attach(self, metrics: Metrics) -> Callable[[], None]:
-        """Let these metrics tell of it, until what is returned is called."""
+        """Add the readings of the fleet to these metrics. Returns a function that removes them."""
         removals = [metrics.read(name, lambda name=name: self.value_of(name)) for name in FLEET]  # type: ignore[misc]
 
         def detach() -> None:
@@ -382,7 +382,7 @@ class Fleet:
         return detach
 
     async def refresh(self) -> None:
-        """Look again, unless somebody has just done so. It never raises."""
+        """Read again, unless that was done a moment ago. Never raises."""
         async with self._looking:
             if monotonic() - self._looked_at < LOOKED_UP_EVERY:
                 return
@@ -395,7 +395,7 @@ class Fleet:
                 self._failures.note("collector", "looking up the figures of the fleet failed", error)
 
     async def text(self) -> str:
-        """All that is known now, for a scraper."""
+        """All current values, in the text format of Prometheus."""
         await self.refresh()
         return as_text((CATALOGUE[name], found) for name in FLEET if (found := self.value_of(name)))
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from traceback import format_exception
 from typing import Any
 
-from opentelemetry.context import Context, attach, detach
+from opentelemetry.context import Context, attach, detach  # noqa: F401 - for `Tracing`
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
@@ -47,12 +47,8 @@ def _read(traceparent: str, tracestate: str) -> SpanContext | None:
 
 
 def origin_of(carried: Mapping[str, str]) -> SpanContext | None:
-    """The span that W3C text stands for; `None` if it is no such text."""
+    """The span context of W3C text; `None` if the text is invalid."""
     return _read(str(carried.get("traceparent", "")), str(carried.get("tracestate", "")))
-
-
-def start_producer(tracer: Tracer, name: str, attributes: Mapping[str, Any]) -> Span:
-    return tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
 
 
 def start_consumer(
@@ -62,22 +58,14 @@ def start_consumer(
     parent: SpanContext | None,
     links: Sequence[tuple[SpanContext, str]],
 ) -> Span:
-    """A run has no parent but the one it is given, whatever runs around it."""
+    """A run has no parent but the given one, whatever the current span."""
     context = _NOTHING if parent is None else set_span_in_context(NonRecordingSpan(parent), _NOTHING)
     linked = [Link(to, {"fairlane.link": role}) for to, role in links]
     return tracer.start_span(name, context, SpanKind.CONSUMER, attributes, linked)
 
 
-def enter(span: Span) -> Any:
-    return attach(set_span_in_context(span))
-
-
-def leave(token: Any) -> None:
-    detach(token)
-
-
 def mark_failed(span: Span, error: BaseException | None, outcome: str | None, said: str | None) -> None:
-    """It failed: of an error, or else by an outcome. The SDK would record the error as it is, with its secrets."""
+    """Mark a span as failed, with an error or an outcome. The SDK itself would record the error with its secrets."""
     if error is not None:
         kind = type(error)
         trace = without_secrets("".join(format_exception(error))) if said is None else said
@@ -100,7 +88,7 @@ def mark_failed(span: Span, error: BaseException | None, outcome: str | None, sa
 
 
 def export(metrics: Metrics, provider: Any) -> None:
-    """Make every metric of the catalogue an instrument of this provider. Whatever fails is counted."""
+    """Make every metric of the catalogue an instrument of this provider. Failures are counted."""
     try:
         meter = provider.get_meter("fairlane", version("fairlane"))
         for metric in CATALOGUE.values():

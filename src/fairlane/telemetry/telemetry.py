@@ -1,14 +1,14 @@
-"""What an app says about itself: its event handlers, its metrics, its traces, and what went wrong with them.
+"""What an app reports about itself: events, metrics, traces, and failures of these.
 
 An event handler gets its events one at a time, in the order in which they happened in this process, each at most once,
-from a queue of its own: none can hold up a job, a loop or another handler. One that is not async runs in a thread of
-its own; an async one runs in the event loop, for at most `HANDLED_WITHIN`. What it raises is counted and logged. Where
-more than `WAITING_AT_MOST` events wait for it, new ones are dropped, and counted.
+from a queue of its own, so that it cannot hold up a job, a loop or another handler. A handler that is not async runs in
+a thread of its own; an async one runs in the event loop, for at most `HANDLED_WITHIN`. Errors are counted and logged.
+If more than `WAITING_AT_MOST` events wait for a handler, new ones are dropped and counted.
 
-A run begins a trace of its own: a job may wait for days and be tried many times, and a trace that long is of no use.
-The link leads back to the enqueue; a run that is tried again also has one to the run before it, where this process
-knows it. OpenTelemetry is imported only where the program has set up an SDK. A span that cannot be made is counted, and
-the job goes on without it.
+Each run begins a trace of its own: a job may wait for days and be tried many times, and a trace that long is of no use.
+A link leads back to the enqueue; a retried run also links to the previous run, if this process knows it. OpenTelemetry
+is imported only if the program has set up an SDK. A span that cannot be made is counted, and the job goes on without
+it.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Carried = dict[str, str]
-"""A span's context as W3C text: `traceparent`, and `tracestate` where there is one."""
+"""A span's context as W3C text: `traceparent`, and `tracestate` if there is one."""
 
 OPENTELEMETRY = "fairlane.telemetry.opentelemetry"
-"""What imports OpenTelemetry, which a plain installation has not: imported once a program has set up an SDK."""
+"""The module that imports OpenTelemetry, which a plain installation lacks: loaded once a program has set up an SDK."""
 
 SYSTEM = "fairlane"
 # The messaging conventions of OpenTelemetry, copied: the package that has them is not stable.
@@ -82,7 +82,7 @@ class Tracing:
         self._spans: ModuleType | None = None
 
     def tracer(self) -> Tracer | None:
-        """What makes spans; `None` while no SDK is set up."""
+        """The tracer; `None` while no SDK is set up."""
         if (module := sys.modules.get("opentelemetry.trace")) is None:
             return None
         provider = module.get_tracer_provider()
@@ -95,14 +95,14 @@ class Tracing:
         return self._tracer
 
     def carried(self) -> Carried | None:
-        """The span that this code runs in, to travel with a job."""
+        """The context of the current span, to travel with a job."""
         if self.tracer() is None:
             return None
         return self._guarded("reading a span's context", self._api.carried_now)
 
     @contextmanager
     def sending(self, queues: Sequence[str], tasks: Sequence[str], count: int) -> Iterator[Sending | None]:
-        """The span of an enqueue; what is stamped meanwhile carries its context."""
+        """The span of an enqueue; jobs made inside the block carry its context."""
         tracer = self.tracer()
         if tracer is None:
             yield None
@@ -115,22 +115,26 @@ class Tracing:
             attributes[TASK] = tasks[0]
         if count > 1:
             attributes[MESSAGE_COUNT] = count
-        span = self._guarded("starting a span", lambda: self._api.start_producer(tracer, name, attributes))
+        kind = self._api.SpanKind.PRODUCER
+        span = self._guarded("starting a span", lambda: tracer.start_span(name, kind=kind, attributes=attributes))
         if span is None:
             yield None
             return
-        with self._made_current(span):
-            try:
-                yield Sending(self, span)
-            except BaseException as error:
-                self.end(span, error, is_failed=True)
-                raise
+        token = self.attach(span)
+        try:
+            yield Sending(self, span)
+        except BaseException as error:
+            self.end(span, error, is_failed=True)
+            raise
+        else:
             self.end(span)
+        finally:
+            self.detach(token)
 
     def processing(
         self, claim: Claim, origin: Carried | None, before: SpanContext | None, *, nested: bool
     ) -> Span | None:
-        """The span of a run, begun; `before` is the run before it."""
+        """Start the span of a run; `before` is the previous run."""
         tracer = self.tracer()
         if tracer is None:
             return None
@@ -167,7 +171,7 @@ class Tracing:
         is_failed: bool = False,
         said: str | None = None,
     ) -> None:
-        """End a span; where its work failed, it says of what: of a run in the words that were stored (`said`)."""
+        """End a span. If its work failed, it says why; for a run, in the stored words (`said`)."""
 
         def end() -> None:
             if outcome is not None:
@@ -178,21 +182,13 @@ class Tracing:
 
         self._guarded("ending a span", end)
 
-    @contextmanager
-    def _made_current(self, span: Span) -> Iterator[None]:
-        token = self.attach(span)
-        try:
-            yield
-        finally:
-            self.detach(token)
-
     def attach(self, span: Span) -> object:
-        """Let what runs from here on be inside of this span."""
-        return self._guarded("entering a span", lambda: self._api.enter(span))
+        """Make this span the current one."""
+        return self._guarded("entering a span", lambda: self._api.attach(self._api.set_span_in_context(span)))
 
     def detach(self, token: object) -> None:
         if token is not None:
-            self._guarded("leaving a span", lambda: self._api.leave(token))
+            self._guarded("leaving a span", lambda: self._api.detach(token))
 
     @property
     def _api(self) -> Any:
@@ -208,7 +204,7 @@ class Tracing:
 
 
 class Sending:
-    """The span of an enqueue, while it is under way."""
+    """The span of an enqueue in progress."""
 
     __slots__ = ("_span", "_tracing")
 
@@ -217,7 +213,7 @@ class Sending:
         self._span = span
 
     def stored(self, jobs: Sequence[NewJob]) -> None:
-        """These are stored now."""
+        """These jobs are stored."""
         span = self._span
         if len(jobs) == 1:
             self._tracing._guarded("describing a span", lambda: span.set_attribute(MESSAGE_ID, str(jobs[0].id)))
@@ -228,9 +224,9 @@ log = logging.getLogger("fairlane.telemetry")
 
 WAITING_AT_MOST = 10_000
 HANDLED_WITHIN = 10.0
-"""Seconds for which an async handler may take over one event."""
+"""Seconds that an async handler may take for one event."""
 FLUSHED_WITHIN = 5.0
-"""Seconds for which closing waits for handlers that have events waiting."""
+"""Seconds that closing waits for handlers that still have events."""
 
 Handler = Callable[[Any], object]
 """Takes an event; may be async."""
@@ -248,7 +244,7 @@ class Hooks:
         return bool(self._all)
 
     def add(self, handler: Handler, kinds: Sequence[object]) -> None:
-        """Let it hear of these kinds of events, and of those that belong to them; of all, if none is named."""
+        """Call this handler for these kinds of events and their subclasses; for all events if none is given."""
         heard = tuple(kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, Event))
         if len(heard) < len(kinds):
             raise ConfigurationError(f"on_event: not all of {shown(kinds)} are kinds of events; see fairlane.events")
@@ -262,11 +258,11 @@ class Hooks:
         self._by_kind.clear()
 
     def wants(self, kind: type[Event]) -> bool:
-        """Whether anybody listens to it: else it need not be made."""
+        """Whether any handler wants it; if not, it need not be made."""
         return bool(self._all) and bool(self._listeners(kind))
 
     def emit(self, event: Event) -> None:
-        """Hand an event to those who want it. Never waits, never raises."""
+        """Hand an event to the handlers that want it. Never waits, never raises."""
         for listener in self._listeners(type(event)):
             listener.put(event)
 
@@ -282,7 +278,7 @@ class Hooks:
 
 
 class _Listener(ABC):
-    """One handler, and what waits for it."""
+    """One handler, and the events that wait for it."""
 
     def __init__(self, handler: Handler, kinds: tuple[type[Event], ...], failures: Failures) -> None:
         self.kinds = kinds
@@ -381,7 +377,7 @@ class _InLoop(_Listener):
                 waiting.task_done()
 
     def _is_over(self) -> bool:
-        """Whether it was not the handler that was cancelled, or cancelled itself, but whoever calls it."""
+        """Whether this task was cancelled, not the handler."""
         task = asyncio.current_task()
         return task is None or task.cancelling() > 0
 
@@ -406,13 +402,13 @@ class Telemetry:
         self.hooks = Hooks(self.failures)
         self.tracing = Tracing(self.failures)
         self.metrics: Metrics | None = None
-        """`None` while nobody reads them."""
+        """`None` as long as nobody reads them."""
         self.fleet = fleet
-        """What the database tells of the whole fleet."""
+        """Reads what the database says about the whole fleet."""
         self._exported_to: Any = None
 
     def on_event(self, *given: Any) -> Any:
-        """As a decorator, bare or with kinds of events, or as a call with a handler."""
+        """Use it as a decorator, bare or with kinds of events, or call it with a handler."""
         if len(given) == 1 and not inspect.isclass(given[0]):
             return self._added(given[0], ())
         return lambda handler: self._added(handler, given)
@@ -422,7 +418,7 @@ class Telemetry:
         return handler
 
     def measured(self, *, wanted: bool = False) -> Metrics | None:
-        """The metrics, if they are wanted here, or by an OpenTelemetry SDK that the program has set up."""
+        """The metrics, if they are wanted here or by an OpenTelemetry SDK that the program has set up."""
         provider = provider_of("metrics", "meter")
         if self.metrics is None and (wanted or provider is not None):
             self.metrics = Metrics(self.failures)
@@ -433,16 +429,16 @@ class Telemetry:
 
     @property
     def is_exported(self) -> bool:
-        """Whether OpenTelemetry has the metrics."""
+        """Whether the metrics are exported to OpenTelemetry."""
         return self._exported_to is not None
 
     @property
     def is_watched(self) -> bool:
-        """Whether anybody wants to know what a worker does."""
+        """Whether anybody asked for events, metrics or traces."""
         return bool(self.hooks) or self.metrics is not None or self.tracing.tracer() is not None
 
     def enqueued(self, jobs: Sequence[NewJob], conflicts: Mapping[UUID, Conflict], now: Callable[[], Instant]) -> None:
-        """Tell of jobs that were stored, but for those that met another in their place."""
+        """Report jobs that were stored, except for those that met another under their unique key."""
         is_heard = self.hooks.wants(JobsEnqueued)
         if self.metrics is None and not is_heard:
             return

@@ -30,12 +30,12 @@ from fairlane.scheduler.settlement import Settlement
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
 from fairlane.task import Call, Enqueued, Task
-from fairlane.waits import Outage
+from fairlane.waits import Outage, StoreTime
 from fairlane.worker.claims import QueueSlots, Slots
 from fairlane.worker.execution import Execution
 from fairlane.worker.options import WorkerOptions
-from fairlane.worker.runs import Enqueue, JobContext, Middleware, Next, current_run
-from fairlane.worker.settlements import Settling
+from fairlane.worker.runs import Enqueue, JobContext, Middleware, Next, Settling, current_run
+from fairlane.worker.runtime import Program
 
 LEASE = timedelta(days=1)
 """Longer than any test: nothing renews it."""
@@ -150,10 +150,16 @@ class Runner:
         self._slots = slots
         self._watch = _Watch()
         self._identity = WorkerIdentity(uuid4(), name)
-        self._settling = Settling(store, Outage(lambda: None))
-        self._execution = Execution(
-            store, app.registry, slots, app.clock, self._ended, app.max_payload, stamp, [self._watch, *app.middlewares]
+        self._settling = Settling(store, Outage())
+        program = Program(
+            store=store,
+            registry=app.registry,
+            clock=app.clock,
+            stamp=stamp,
+            max_result=app.max_payload,
+            middlewares=[self._watch, *app.middlewares],
         )
+        self._execution = Execution(program, slots, StoreTime(app.clock), self._ended)
         self._settler = asyncio.create_task(self._settling.run())
         self._claims: dict[UUID, Claim] = {}
         self._ran: list[Ran] = []

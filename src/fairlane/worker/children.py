@@ -1,13 +1,12 @@
-"""A worker whose jobs run in other processes: it claims for all of them, hands jobs over, and settles what they tell.
+"""A worker whose jobs run in child processes: it claims for all of them, hands jobs over, and settles their outcomes.
 
-What is handed to a process has to begin within a moment. One that cannot (its event loop is blocked, or it gets no
-processor) keeps nothing from the others: after that moment it does not begin the job any more, and the worker hands it
-to another without asking (see `BlackBox` for why nothing runs twice by that). A process that dies takes with it what
-had begun in it. Should the worker die, its processes do so at once.
+A job must begin within a moment of being handed over. If a process cannot begin it in time (its event loop is blocked,
+or it gets no CPU time), it never will, and the worker hands the job to another process without asking (`BlackBox`
+explains why no job runs twice). A process that dies takes the jobs that had begun with it. If the worker dies, its
+processes end at once.
 
-The process itself (`Runner`) runs handlers and nothing else: it claims, renews and settles nothing. A job begins there
-only if that can be by the time that the worker has set; it is noted in shared memory first, and the clock is looked at
-then.
+The child process (`Runner`) only runs handlers: it does not claim, renew or settle. Before it begins a job, it notes
+the job in shared memory, and then checks the clock against the time that the worker has set.
 """
 
 from __future__ import annotations
@@ -16,24 +15,22 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
-from fairlane.clock import SECOND, Clock
-from fairlane.enqueue import Stamp
+from fairlane.clock import SECOND
 from fairlane.errors import FairlaneError, StoreUnavailable
 from fairlane.job import Claim, State
 from fairlane.policy.partitions import LEARNED_EVERY
 from fairlane.scheduler.settlement import SEEN, UNSEEN, Interrupted, Lost, Outcome, Settlement, settle
-from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.stats_values import BlockedLoop
-from fairlane.task import Registry, Task
-from fairlane.telemetry.telemetry import Telemetry
-from fairlane.waits import Alarm, jittered, pause
+from fairlane.task import Task
+from fairlane.waits import Alarm, StoreTime, jittered, pause
 from fairlane.worker.claims import QueueSlots, ShareSlots, Slots
 from fairlane.worker.execution import ALONE_LATER, PROCESS_STARTS, Execution, Run
-from fairlane.worker.instruments import WatchedExecution, Watching
+from fairlane.worker.instruments import Watching
 from fairlane.worker.logs import log_end
 from fairlane.worker.options import QueueShare, WorkerOptions
 from fairlane.worker.processes import (
@@ -48,65 +45,63 @@ from fairlane.worker.processes import (
     Leave,
     Line,
     Mate,
+    News,
     Noted,
     Ready,
     decode_order,
 )
-from fairlane.worker.runs import Middleware, Stop
-from fairlane.worker.supervision import Troubles
+from fairlane.worker.runs import Stop
+from fairlane.worker.runtime import Program, Troubles
 from fairlane.worker.watchdog import Watchdog
 
 log = logging.getLogger("fairlane.worker")
 
 BEGINS_WITHIN = SECOND // 2
-"""What is handed to a process and has not begun by then is handed to another."""
+"""A job that a process has not begun by then is handed to another."""
 BEGINS_IN_A_PROCESS_WITHIN = SECOND
-"""The same for a task that needs a process of its own: it may wait there for one to be free."""
+"""The same for a task that runs in a process of its own, which it may have to wait for."""
 MARGIN = SECOND // 50
-"""And how much later that is looked at: by then, what another processor has written is seen."""
+"""How much later that is checked: by then, what another processor has written is visible."""
 BETWEEN_CHECKS = SECOND // 10
 FIRST_RESTART, LONGEST_RESTART = SECOND // 2, 30 * SECOND
 AFTER_KILLER = SECOND // 10
-"""How long the others of a process wait that one of its jobs has killed."""
+"""How long to wait before restarting a process that a job has killed."""
 PROVEN_AFTER = 60 * SECOND
-"""A process that has lived for this long has proven itself: its next death starts a new count."""
+"""The death of a process that has lived this long starts a new count."""
 DEATHS_IN_A_ROW = 5
 KILLED_WITHIN = 2.0
-"""Seconds until a process that was killed is gone."""
+"""Seconds to wait for a killed process to be gone."""
 TROUBLE = "processes"
 NAMED = 10
-"""Jobs that are named where more may be meant."""
+"""How many jobs a log line names at most."""
 
 
 class KeepsDying(FairlaneError):
-    """A process of this worker dies again and again, and no job does it."""
+    """A process of this worker keeps dying, and no job causes it."""
 
 
 class Crew(Execution):
-    """The runs of a worker, in so many processes of so many slots each."""
+    """The runs of a worker whose jobs run in child processes."""
 
-    def __init__(
-        self, *given: Any, command: Sequence[str], processes: int, each: int, troubles: Troubles, **named: Any
-    ) -> None:
+    def __init__(self, *given: Any, options: WorkerOptions, troubles: Troubles, **named: Any) -> None:
         super().__init__(*given, **named)
         self._troubles = troubles
-        self._command = command
-        self._places = processes
-        self._each = each
+        self._command = options.command
+        self._places = options.processes
+        self._each = options.concurrency
         self._mates: list[Mate] = []
-        """Those that are there."""
         self._spare: Mate | None = None
-        """For a suspect, where no other has nothing to do."""
+        """For a suspect when no other process is idle."""
         self._over = asyncio.Event()
         self._check = Alarm(self._clock, self._take_back_overdue)
         self._handover = 0
-        """Microseconds from here to the handler, about the most of late."""
-        self.watching: Watching | None = None
+        """Microseconds from here to the handler: roughly the recent maximum."""
 
     # The processes.
 
     async def keep(self) -> None:
-        """Have so many processes, for as long as the worker runs. `KeepsDying` if there is no having one."""
+        """Keep the processes running for as long as the worker runs. Raises `KeepsDying` if one cannot be kept."""
+        self._measure()  # there are no slots yet
         kept = [self.loop.create_task(self._keep_alive(place)) for place in range(self._places)]
         try:
             await asyncio.gather(*kept)
@@ -115,10 +110,6 @@ class Crew(Execution):
                 if not each.cancelling():  # twice would break off what ends a process that is starting
                     each.cancel()
             await asyncio.gather(*kept, return_exceptions=True)
-
-    def open(self) -> None:
-        """There are no slots yet."""
-        self._measure()
 
     async def _keep_alive(self, place: int) -> None:
         deaths = wait = 0
@@ -151,7 +142,7 @@ class Crew(Execution):
             await pause(self._clock, wait)
 
     def _measure(self) -> None:
-        """How many slots there are changes with the processes."""
+        """Update the number of slots, which changes with the processes."""
         self._slots.concurrency = sum(mate.capacity for mate in self._all())
 
     def _all(self) -> list[Mate]:
@@ -166,7 +157,7 @@ class Crew(Execution):
         waiting = self.waiting
         if not waiting:
             return
-        free = sorted([mate for mate in self._mates if mate.free > 0], key=_load)
+        free = sorted([mate for mate in self._mates if mate.free > 0], key=lambda mate: len(mate.runs))
         last = waiting[-1]
         for left, mate in zip(range(len(free), 0, -1), free, strict=True):
             # As many to each: they share the processors.
@@ -187,7 +178,7 @@ class Crew(Execution):
             self._hand(mate, runs)
 
     def _hand(self, mate: Mate, runs: Sequence[Run]) -> None:
-        now, watching = self._now(), self.watching
+        now, watching = self._now(), self._watching
         handed = []
         for run in runs:
             claim = run.claim
@@ -204,12 +195,12 @@ class Crew(Execution):
                 trace = watching.origin(claim.id)
             handed.append(Handed(claim, begin_by, run.pace is not None, trace))
         self.attempts += len(runs)
-        mate.send(Begin(handed, self.store_time.offset, self.store_ahead))
+        mate.send(Begin(handed, self.time.offset, self.time.ahead))
         self._check.set(mate.unseen[0][0] + MARGIN)
 
     def _set_apart(self, run: Run) -> None:
-        """Run it where nothing runs beside it, if there is such a process now. It is not held until there is one:
-        should this process die, nobody knows which of those that it held have run, and each would be charged."""
+        """Run it in a process that runs nothing else, or give it back if there is none. It is not kept here: if this
+        process died, nobody could tell which of its jobs had run, and each would be charged."""
         mate = self._idle()
         if mate is None:
             self._prepare_room()
@@ -225,7 +216,7 @@ class Crew(Execution):
         self._measure()
 
     def _idle(self) -> Mate | None:
-        """A process in which nothing runs, the spare one last."""
+        """A process that runs nothing; the spare one comes last."""
         return next((each for each in self._all() if each.is_ready and each.free and not each.runs), None)
 
     def _has_room_alone(self) -> bool:
@@ -236,7 +227,7 @@ class Crew(Execution):
             self._preparing = self.loop.create_task(self._prepare_spare(), name="fairlane-spare")
 
     async def _prepare_spare(self) -> None:
-        """Have one more process, of a single slot, until the worker stops or a job kills it."""
+        """Keep one more process, with a single slot, until the worker stops or a job kills it."""
         mate, lost = Mate(self._command, 1, self._hear), 0
         try:
             await mate.start()
@@ -266,8 +257,8 @@ class Crew(Execution):
             case Blocked(block=BlockedLoop(until=None)):
                 # Its watchdog has logged which handler it is, and where.
                 self._clear_trouble(f"what blocks the event loop of process {mate.pid} is known now")
-            case Blocked(block=block) if block.until is not None and self.watching is not None:
-                self.watching.loop_blocked(block.task, (block.until - block.since) / SECOND)
+            case Blocked(block=block) if self._watching is not None:
+                self._watching.loop_blocked(block)
 
     def _take(self, mate: Mate, ends: Sequence[End]) -> None:
         now, is_full = self._now(), mate.capacity < mate.slots
@@ -287,8 +278,8 @@ class Crew(Execution):
                 lag = max(lag, took - end.settlement.ran)
             self._finish(run, end.settlement, may_be_settled=end.may_be_settled)
         self._handover = lag if lag > self._handover else self._handover + (lag - self._handover) // 16
-        if self.watching is not None:
-            self.watching.lagged(max(lag, blocked))
+        if self._watching is not None:
+            self._watching.metrics.lag.observe(max(lag, blocked) / SECOND)
         if mate.is_alone and not mate.runs:
             mate.is_alone = False
             self._recall()
@@ -301,33 +292,25 @@ class Crew(Execution):
         elif self.waiting:
             # All others are full, or it would not wait.
             self._fill(mate, len(self.waiting))
-        self.on_slot_freed()
+        self._slots.note_freed()
 
     def _finish(self, run: Run, settlement: Settlement | None, *, may_be_settled: bool = False) -> None:
         """A run has ended; without a settlement, its claim is lost."""
-        self.running.discard(run)
-        run.queue.used -= 1
-        if run.pace is not None:
-            self._pacer.drop(run)
-        if settlement is None:
-            self.ended_otherwise["lost"] += 1
-        else:
-            if settlement.to is not State.DONE:
-                self._count(settlement)
-            self._note_time(settlement, run)
-            self.settle_later(settlement, run.queue, may_be_settled=may_be_settled)
-        if self.watching is not None:
-            self.watching.count_end(run.claim, settlement, 0 if settlement is None else settlement.ran)
+        self._let_go(run)
+        run.may_be_settled = may_be_settled
+        self._hand_on(run, settlement)
+        if self._watching is not None:
+            self._watching.count_end(run.claim, settlement, 0 if settlement is None else settlement.ran)
         if not self.running:
             self._over.set()
 
     def _unbegun(self, runs: Iterable[Run]) -> None:
-        """These were handed over and have not begun. Another process may run them."""
+        """These were handed over and did not begin. Another process may run them."""
         for run in reversed(list(runs)):
             self.running.discard(run)
             self.attempts -= 1
-            if self.watching is not None:
-                self.watching.count_end(run.claim, settle(run.claim, self._missed(run), 0), 0)
+            if self._watching is not None:
+                self._watching.count_end(run.claim, settle(run.claim, self._missed(run), 0), 0)
             run.started_at = 0
             run.mate = None
             if run.stop is None and run.pace is None and not self._slots.is_closed and run.begin_by > self._now():
@@ -341,16 +324,14 @@ class Crew(Execution):
                 outcome = None
             elif self._slots.is_closed:
                 outcome = self.released(run, "its worker was stopped")
-            run.queue.used -= 1
-            if run.pace is not None:
-                self._pacer.drop(run)
+            self._let_go(run)
             if outcome is not None:
                 self.settle_later(settle(run.claim, outcome, 0), run.queue)
         if not self.running:
             self._over.set()
 
     def _take_back_overdue(self) -> None:
-        """Hand to others what has not begun in time."""
+        """Hand jobs that did not begin in time to other processes."""
         now = self._now()
         soonest: int | None = None
         for mate in self._all():
@@ -381,7 +362,6 @@ class Crew(Execution):
         self._refill()
 
     def _tell_trouble(self, mate: Mate, there: Sequence[str]) -> None:
-        """Its watchdog has not said what blocks it, or not yet."""
         self._troubles.tell(
             TROUBLE,
             f"process {mate.pid} does not start what it is given, and others run it: either its event loop is blocked, "
@@ -390,7 +370,7 @@ class Crew(Execution):
         )
 
     def _lose(self, mate: Mate, ending: str) -> int:
-        """A process is gone: how many jobs may have done it. What had not begun there goes elsewhere."""
+        """A process is gone. Returns how many jobs may have killed it; the others go to other processes."""
         noted = mate.begun()
         mate.close()
         lost: list[Run] = []
@@ -437,13 +417,12 @@ class Crew(Execution):
                 outcome = Lost(f"its worker's process died ({ending}); it ran in another, which died with it", 0)
         settlement = settle(run.claim, outcome, self.ran(run))
         if settlement.to is State.DEAD:
-            log_end(run, settlement, None, self.store_now(), log)
+            log_end(run, settlement, None, self.time.now(), log)
         return settlement
 
     # Stopping runs.
 
     def interrupt(self, run: Run, reason: Stop) -> None:
-        """Ask a run to stop, where it runs."""
         if run.mate is None:
             super().interrupt(run, reason)
         elif run.stop is None or (reason is Stop.GONE and run.stop is not Stop.GONE):
@@ -456,7 +435,7 @@ class Crew(Execution):
             await self._over.wait()
 
     async def kill_the_rest(self) -> None:
-        """What would not stop goes with its process; its job keeps its place."""
+        """Runs that do not stop end with their process; their jobs keep their place."""
         for mate in self._all():
             if mate.runs:
                 mate.kill()
@@ -476,40 +455,35 @@ class Crew(Execution):
         super().close()
 
 
-def _load(mate: Mate) -> int:
-    return len(mate.runs)
-
-
 def _jobs(count: int) -> str:
     return "1 job" if count == 1 else f"{count:,} jobs"
 
 
 class HiredExecution(Execution):
-    """Runs what a worker hands over."""
+    """The runs of a child process: what the worker hands over."""
 
     sets_suspects_apart = False
     """The worker does."""
 
-    def __init__(self, *given: Any, box: BlackBox, tell: Callable[[End], None], **named: Any) -> None:
+    def __init__(
+        self, *given: Any, box: BlackBox, tell: Callable[[End], None], send: Callable[[News], None], **named: Any
+    ) -> None:
+        """`tell` reports ended jobs at the end of this turn of the event loop; `send` sends any message at once."""
         super().__init__(*given, **named)
         self._box = box
         self._tell = tell
-        self.began: Callable[[UUID, int], None] = lambda job, at: None
-        """Hears at once when a paced job begins."""
-        self._paced: set[UUID] = set()
+        self._send = send
         self._late = Alarm(self._clock, self._give_up_late)
 
     def take(self, queue: QueueSlots, begin: Begin) -> None:
-        """Run these."""
-        self.store_time.offset, self.store_ahead = begin.offset, begin.ahead
+        self.time.offset, self.time.ahead = begin.offset, begin.ahead
         self._logs_each = log.isEnabledFor(logging.DEBUG)
         queue.used += len(begin.jobs)
         for handed in begin.jobs:
             run = self._run_of(queue, handed.claim, handed.begin_by)
             if run is not None:
+                run.tells_start = handed.is_paced
                 self.waiting.append(run)
-                if handed.is_paced:
-                    self._paced.add(handed.claim.id)
         self._fill_slots()
         self._late.set(begin.jobs[0].begin_by)
 
@@ -520,21 +494,14 @@ class HiredExecution(Execution):
         run.started_at = self._now()
         if run.started_at > run.begin_by:
             self._box.erase(job)
-            self._give_up(run)
+            self._let_go(run)
+            self._tell(End(job, is_unbegun=True))
+            self._refill()
             return False
-        if job in self._paced:
+        if run.tells_start:
             # Past the event loop, which would send it in its next turn: the handler may end the process before that.
-            self._paced.discard(job)
-            self.began(job, run.started_at)
+            self._send(Began(job, run.started_at))
         return True
-
-    def _give_up(self, run: Run) -> None:
-        """It could not begin in time."""
-        self.running.discard(run)
-        run.queue.used -= 1
-        self._paced.discard(run.claim.id)
-        self._tell(End(run.claim.id, is_unbegun=True))
-        self._refill()
 
     def _give_up_late(self) -> None:
         now = self._now()
@@ -542,18 +509,16 @@ class HiredExecution(Execution):
         for run in unbegun:
             if run.begin_by < now:
                 super()._withdraw(run, None)
-                self._paced.discard(run.claim.id)
                 self._tell(End(run.claim.id, is_unbegun=True))
         left = [run.begin_by for run in unbegun if run.begin_by >= now]
         if left:
             self._late.set(min(left))
 
     def _give_back_stale(self) -> None:
-        """The time by which jobs have to begin is the worker's."""
+        """The worker sets the time by which jobs have to begin."""
 
     def _withdraw(self, run: Run, outcome: Outcome | None) -> None:
         super()._withdraw(run, outcome)
-        self._paced.discard(run.claim.id)
         if outcome is None:
             self._tell(End(run.claim.id))
 
@@ -575,74 +540,39 @@ class HiredExecution(Execution):
         super().close()
 
 
-class WatchedHiredExecution(WatchedExecution, HiredExecution):
-    """The same, and tells of each. The worker counts them."""
-
-
 class Runner:
-    """What runs in the process."""
+    """The child process: it runs what the worker sends."""
 
-    def __init__(
-        self,
-        store: Store,
-        registry: Registry,
-        options: WorkerOptions,
-        clock: Clock,
-        *,
-        max_result: int,
-        stamp: Stamp,
-        middlewares: Sequence[Middleware],
-        telemetry: Telemetry,
-        look_again: Callable[[], Awaitable[None]],
-        box: BlackBox,
-        **_: Any,
-    ) -> None:
+    def __init__(self, program: Program, options: WorkerOptions, box: BlackBox) -> None:
         share = QueueShare(name="handed over")
         self._queue = QueueSlots(share.name, ShareSlots(share, ()))
-        self._clock = clock
-        self._look_again = look_again
+        self._clock = program.clock
+        self._look_again = program.look_again
         self._box = box
         self._line: Line | None = None
         self._ends: list[End] = []
         self._unerased: list[UUID] = []
         self._loop = asyncio.get_running_loop()
         self._left = asyncio.Event()
-        slots = Slots([share], options.concurrency, options.order, lambda: 0)
-        is_watched = telemetry.hooks or telemetry.tracing.tracer() is not None
-        self._execution = (WatchedHiredExecution if is_watched else HiredExecution)(
-            store,
-            registry,
-            slots,
-            clock,
-            self._settle_later,
-            max_result,
-            stamp,
-            middlewares,
-            box=box,
-            tell=self._tell,
+        slots, time = Slots([share], options.concurrency, options.order, lambda: 0), StoreTime(program.clock)
+        # The worker counts for all its processes.
+        identity, nested = WorkerIdentity(uuid4(), options.name or ""), options.traces == "nested"
+        self._watching = Watching(program.telemetry, identity, program.store, time, nested=nested, counts=False)
+        self._execution = HiredExecution(
+            program, slots, time, self._settle_later, self._watching, box=box, tell=self._tell, send=self._send
         )
-        self._watchdog = Watchdog(self._execution)
-        self._watching: Watching | None = None
-        if isinstance(self._execution, WatchedHiredExecution):
-            identity = WorkerIdentity(uuid4(), options.name or "")
-            self._watching = Watching(telemetry, identity, store, clock, nested=options.traces == "nested")
-            self._watching.metrics = None  # the worker counts for all its processes
-            self._watching.store_now = self._execution.store_now
-            self._execution.watching = self._watching
+        self._watchdog = Watchdog(self._execution, None, lambda block: self._send(Blocked(block)))
 
     @property
     def left_running(self) -> int:
-        """Handlers that would not stop: threads that are still busy."""
+        """Handlers that did not stop: threads that are still busy."""
         return len(self._execution.running)
 
     async def run(self, connection: socket.socket) -> None:
-        """Run what the worker sends, until it says that there is nothing more."""
-        line = self._line = Line(connection, self._hear, self._left.set)
-        self._execution.began = lambda job, at: line.send(Began(job, at))
-        self._watchdog.on_blocked = lambda block: line.send(Blocked(block))
-        self._watchdog.on_block_ended = lambda block, seconds: line.send(Blocked(block))
+        """Run what the worker sends until it says that there is nothing more."""
+        self._line = Line(connection, self._hear, self._left.set)
         following = asyncio.ensure_future(self._follow())
-        line.send(Ready())
+        self._send(Ready())
         await self._left.wait()
         following.cancel()
         await self._watchdog.stop()
@@ -651,8 +581,8 @@ class Runner:
     def _hear(self, body: bytes) -> None:
         match decode_order(body):
             case Begin() as begin:
-                if self._watching is not None:
-                    self._watching.remember_origins({each.claim.id: each.trace for each in begin.jobs if each.trace})
+                if self._watching.is_wanted:
+                    self._watching.remember_origins({each.claim.id: each.trace for each in begin.jobs})
                 self._execution.take(self._queue, begin)
                 self._watchdog.start()  # not before: the clock by which a block is dated comes with a job
             case Interrupt(job=job, reason=reason):
@@ -662,8 +592,8 @@ class Runner:
                 self._left.set()
 
     async def _follow(self) -> None:
-        """Know where the follow-ups go that handlers declare, also after queues were given more partitions."""
-        while True:
+        """Learn from time to time where follow-ups of handlers go: queues may be given more partitions."""
+        while self._look_again is not None:
             await pause(self._clock, jittered(LEARNED_EVERY))
             with contextlib.suppress(StoreUnavailable):
                 await self._look_again()
@@ -672,12 +602,16 @@ class Runner:
         self._tell(End(settlement.job, settlement, may_be_settled))
 
     def _tell(self, end: End) -> None:
-        """Say that a job has ended, together with those that end in this turn of the event loop."""
+        """Report that a job has ended, together with the others that end in this turn of the event loop."""
         self._ends.append(end)
         if len(self._ends) == 1:
-            self._loop.call_soon(self._send)
+            self._loop.call_soon(self._send_ends)
 
-    def _send(self) -> None:
+    def _send(self, news: News) -> None:
+        assert self._line is not None
+        self._line.send(news)
+
+    def _send_ends(self) -> None:
         assert self._line is not None
         ends, self._ends = self._ends, []
         self._line.send(Ended(ends))
@@ -691,15 +625,14 @@ class Runner:
 class RunnerHost(Protocol):
     """What runs jobs for a worker: an app."""
 
-    async def make_worker(self, kind: Callable[..., Runner], options: WorkerOptions) -> Runner: ...
+    async def make_worker(self, kind: Callable[[Program, WorkerOptions], Runner], options: WorkerOptions) -> Runner: ...
 
     async def close(self) -> None: ...
 
 
 async def serve(app: RunnerHost, options: WorkerOptions, descriptor: int, notes: int) -> Runner:
-    """Run jobs for the worker at the other end of this socket, until it says that there are no more."""
     box = BlackBox(notes, options.concurrency)
-    runner = await app.make_worker(lambda *given, **named: Runner(*given, box=box, **named), options)
+    runner = await app.make_worker(lambda program, options: Runner(program, options, box), options)
     try:
         await runner.run(socket.socket(fileno=descriptor))
     finally:

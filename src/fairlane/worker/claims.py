@@ -1,12 +1,12 @@
-"""Claims: which queue is asked, for how many jobs, when, and when those begin that were claimed ahead.
+"""Claims: which queue to ask, when, and for how many jobs; and when the jobs of smooth rates begin.
 
-One claimer serves all slots of a process. It asks when there is room and reason, else it waits to be woken. Reasons to
-ask: a nudge from the store, a time at which something opens, a slot that became free while there was more to do, a
-settlement of ours (it may have opened a limit), and, as the last resort, a slow poll.
+One claimer serves all slots of a process. It claims when a slot is free and there is a reason to; otherwise it waits.
+Reasons are: a wakeup from the store, a time at which a limit opens, a slot that became free while there was more to do,
+a settlement of our own (it may have opened a limit), and, as the last resort, a slow poll.
 
-What the pacer holds takes no slot. One job of a rate is let go at a time, and the next one only once that has really
-begun: however late a process is (it was stopped, its loop was blocked), starts are never bunched. What would come after
-the instants that its claim owns is given back.
+Jobs held by the pacer take no slot. It releases one job of a rate at a time, and the next only when that one has really
+begun: however late a process is (it was stopped, its loop was blocked), starts never come in bursts. Jobs that are too
+late for the start times of their claim are given back.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import logging
 import os
 import random
 import sys
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
 from functools import cache
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
@@ -30,22 +28,24 @@ from fairlane.clock import SECOND, Clock, Instant, SystemClock, microseconds
 from fairlane.errors import StoreUnavailable
 from fairlane.policy.partitions import parse_partition
 from fairlane.scheduler.snapshot import Pace, Passed
-from fairlane.store.protocol import Choice, Claimed, Listener, Store, WorkerIdentity
-from fairlane.waits import Alarm, Outage, jittered
+from fairlane.store.protocol import Choice, Claimed, Listener
+from fairlane.waits import Alarm, jittered
 from fairlane.worker.options import Order, QueueShare
+from fairlane.worker.runtime import Runtime
 
 if TYPE_CHECKING:
-    from fairlane.worker.execution import Run
+    from fairlane.cron.runner import Firing
+    from fairlane.worker.execution import Execution, Run
+    from fairlane.worker.runs import Leases
+
 
 SHORTEST_RUN = 5.0
-"""Microseconds: what a run costs us at the least, however short its handler."""
-
-
+"""Microseconds: the least that a run costs, however short its handler."""
 MOST_UNSETTLED = 2_000
-"""Outcomes that may wait for the store: beyond it, running more would only pile up more to lose in a crash."""
+"""Outcomes that may wait for the store. Beyond that, running more jobs only adds to what a crash would lose."""
 
 CLAIMED_AT_ONCE = 1_000
-"""Whoever claims keeps others from it for as long as that takes."""
+"""A claim keeps other workers from claiming for as long as it takes."""
 
 
 class QueueSlots:
@@ -70,9 +70,9 @@ class QueueSlots:
         self.whole = whole
         self.used = 0
         self.is_hungry = True
-        """There may be work: ask as soon as there is room."""
+        """There may be work: ask as soon as a slot is free."""
         self.is_idle = False
-        """It had nothing for us when we last asked."""
+        """It had no work for us when we last asked."""
         self.opens_by_ends = True
         """The end of a job may let another start."""
         self.is_registered = False
@@ -82,11 +82,11 @@ class QueueSlots:
         self.due_at: Instant | None = None
         self.looks = 0
         self.terms: object = None
-        """By what it was last claimed from."""
+        """The policy under which it was last claimed from."""
 
 
 class ShareSlots:
-    """What a worker was told to serve by one name: a queue, with all its partitions."""
+    """A queue that a worker serves, with all its partitions."""
 
     __slots__ = ("is_limited", "queues", "served", "share", "turns")
 
@@ -97,8 +97,8 @@ class ShareSlots:
         self.served = 0.0
         """Jobs claimed so far, divided by the weight: the lowest is asked next."""
         self.is_limited = True
-        """A job of its that waits here holds slots and tokens which others could use. Of all its partitions alike: one
-        that was not asked yet would have no room beside what another holds ahead."""
+        """It has limits, so a job that waits here would hold slots and tokens that others could use. The same for all
+        partitions: one that was not asked yet would have no room beside jobs that another holds ahead."""
 
     @property
     def used(self) -> int:
@@ -106,13 +106,12 @@ class ShareSlots:
 
     @property
     def is_idle(self) -> bool:
-        """None of its partitions had anything for us when we last asked. One that is being asked is not idle."""
+        """None of its partitions had work when we last asked. One that is being asked is not idle."""
         return all(queue.is_idle for queue in self.queues)
 
     @property
-    def hungry(self) -> int:
-        """How many of its partitions may have work."""
-        return sum([queue.is_hungry for queue in self.queues])
+    def is_hungry(self) -> bool:
+        return any(queue.is_hungry for queue in self.queues)
 
 
 class Slots:
@@ -134,22 +133,25 @@ class Slots:
         self._unsettled = unsettled
         self.concurrency = concurrency
         self.ahead = 0
-        """Jobs that may be held beyond the slots, because they will have their turn before the next claim is back."""
+        """Jobs that may be held beyond the slots, because they will start before the next claim returns."""
         self.prefetches = False
-        """It was told to hold jobs ahead, of whatever queue."""
+        """`prefetch` was given: jobs of any queue are held ahead."""
         self.is_closed = False
         self.is_stopping = False
-        """The worker was asked to stop, and is about to close them: what a claim brings is given back."""
+        """The worker was asked to stop and is about to close the slots: jobs of a claim in flight are given back."""
         self.is_paused = False
-        """What jobs are handed to takes none for now."""
+        """Jobs cannot be handed on for now: the broker refuses them."""
+        self.wake = asyncio.Event()
+        """There is a reason to claim."""
+        self.is_awaited = False
+        """Whoever claims waits for that."""
 
     @property
     def wholes(self) -> list[ShareSlots]:
-        """What is served with all its partitions, however many."""
+        """Queues that are served with all their partitions."""
         return [each for each in self._shares if parse_partition(each.share.name) is None]
 
     def add(self, whole: ShareSlots, name: str) -> QueueSlots:
-        """Serve one more partition."""
         queue = QueueSlots(name, whole)
         whole.turns.add(name)
         whole.queues.append(queue)
@@ -162,7 +164,6 @@ class Slots:
         return sum([queue.used for queue in self._all])
 
     def room(self, queue: QueueSlots) -> int:
-        """How many more jobs of this queue may be held now."""
         if self.is_closed or self.is_paused:
             return 0
         own = queue.whole
@@ -179,14 +180,14 @@ class Slots:
         return max(0, free)
 
     def portion(self, queue: QueueSlots, beside: int = 0) -> int:
-        """How many to ask for: all the room there is, or its share where other queues wait for the same slots, and so
-        many partitions beside it."""
+        """How many jobs to ask for: all free slots, or a share of them if other queues, or so many partitions beside
+        it, wait for the same slots."""
         room = min(self.room(queue), CLAIMED_AT_ONCE)
         own = queue.whole
         if room <= 1 or (self._order == "strict" and not beside):
             return room
         weight = own.share.weight
-        rivals = sum(each.share.weight for each in self._shares if each is not own and each.hungry)
+        rivals = sum(each.share.weight for each in self._shares if each is not own and each.is_hungry)
         if self._order == "strict":
             rivals = 0
         if not rivals and not beside:
@@ -194,7 +195,7 @@ class Slots:
         return max(1, -int(-room * weight // ((weight + rivals) * (1 + beside))))
 
     def next_to_ask(self) -> QueueSlots | None:
-        """The hungry queue whose turn it is, or one that owes a wake-up; none: wait."""
+        """The queue to ask next: one that may have work, or one that owes a wakeup; `None`: wait."""
         able = [queue for queue in self._all if queue.owes_wakeup or (queue.is_hungry and self.room(queue) > 0)]
         if len(able) <= 1:
             return able[0] if able else None
@@ -202,9 +203,9 @@ class Slots:
         return min([queue for queue in able if queue.whole is whole], key=lambda queue: whole.turns.tag(queue.name))
 
     def instead_of(self, queue: QueueSlots) -> list[QueueSlots]:
-        """Where to go if somebody else is claiming from a queue: other partitions that may have work, by turns.
+        """Partitions to ask instead if another worker is claiming from this queue, by turns.
 
-        Whoever was woken for it waits there: nobody else may have been.
+        A worker that was woken for this queue must wait for it: perhaps no other was woken.
         """
         turns = queue.whole.turns
         if queue.owes_wakeup or self.room(queue) <= 0:
@@ -222,12 +223,11 @@ class Slots:
         queue.whole.turns.note(queue.name, vtime, is_idle=False)
 
     def note_idle(self, queue: QueueSlots) -> None:
-        """It has nothing for us now."""
         queue.is_idle = True
         queue.whole.turns.note(queue.name, None, is_idle=True)
 
     def feed(self, queue: QueueSlots) -> None:
-        """There may be work again. A queue that was idle earns no credit by it."""
+        """There may be work again. A queue that was idle gets no credit for that time."""
         whole = queue.whole
         was_idle = whole.is_idle
         queue.is_hungry = True
@@ -238,14 +238,32 @@ class Slots:
             )
             whole.served = max(whole.served, lowest)
 
+    def look_at(self, queues: Iterable[QueueSlots]) -> None:
+        """Ask these queues."""
+        for queue in queues:
+            self.feed(queue)
+        self.wake.set()
+
+    def look_everywhere(self) -> None:
+        """Ask every queue: we may have missed wakeups."""
+        self.look_at(self._all)
+
+    def look_after_settling(self, queues: Iterable[QueueSlots]) -> None:
+        """Ask these queues, unless only time opens their limits: our settlements may have opened one."""
+        self.look_at([queue for queue in queues if queue.opens_by_ends])
+
+    def note_freed(self) -> None:
+        if self.is_awaited:
+            self.wake.set()
+
 
 SMOOTHING = 0.2
 CLAIMS_AHEAD = 4
-"""With fewer, processes wait for each other where they need not; with more, they wait no less."""
+"""With fewer, processes wait for each other without need; more does not help."""
 
 
 class Turns:
-    """Whose turn it is, as far as this process has seen."""
+    """Which partition is next, as far as this process has seen."""
 
     def __init__(self, queues: Iterable[str]) -> None:
         names = list(queues)
@@ -254,15 +272,14 @@ class Turns:
         self._tags = dict.fromkeys(names, 0.0)
         self._seen: dict[str, float] = {}
         self._steps: dict[str, float] = {}
-        """By how much a claim of ours raises a partition."""
+        """By how much a claim of ours raises the virtual time of a partition."""
         self._idle: set[str] = set()
 
     def add(self, queue: str) -> None:
-        """One more partition."""
         self._tags.setdefault(queue, self._lowest(queue))
 
     def tag(self, queue: str) -> float:
-        """The lowest is next. Who is idle stands beside the lowest of the others."""
+        """The lowest is next. An idle partition counts as the lowest of the others."""
         own = self._tags[queue]
         return max(own, self._lowest(queue)) if queue in self._idle else own
 
@@ -270,7 +287,7 @@ class Turns:
         return sorted(self._tags, key=self.tag)
 
     def note(self, queue: str, vtime: float | None, *, is_idle: bool) -> None:
-        """What a claim has told: the partition's virtual time, and whether it has nothing more."""
+        """Take note of what a claim returned: the partition's virtual time, and whether it has no more work."""
         if vtime is not None:
             self.see(queue, vtime)
         if is_idle:
@@ -279,19 +296,18 @@ class Turns:
             self._idle.discard(queue)
 
     def see(self, queue: str, vtime: float) -> float:
-        """A partition has come to this virtual time, whoever was served; returns by how much it has risen."""
+        """A partition has reached this virtual time, by anybody's claims. Returns by how much it has risen."""
         risen = max(0.0, vtime - self._seen.get(queue, vtime))
         self._seen[queue] = vtime
         self._tags[queue] = self.tag(queue) + risen
         return risen
 
     def note_step(self, queue: str, risen: float) -> None:
-        """By how much a claim of ours has raised a partition."""
         before = self._steps.get(queue, 0.0)
         self._steps[queue] = before + (risen - before) * SMOOTHING
 
     def may_go_before(self, queue: str, other: str) -> bool:
-        """Whether a partition may be served before another whose turn it is."""
+        """Whether a partition may be served before one whose turn it is."""
         return self.tag(queue) - self.tag(other) <= CLAIMS_AHEAD * self._steps.get(queue, 0.0)
 
     def _lowest(self, queue: str) -> float:
@@ -299,64 +315,79 @@ class Turns:
         return min(others, default=self._tags.get(queue, 0.0))
 
 
-if TYPE_CHECKING:
-    from fairlane.worker.execution import Execution
-    from fairlane.worker.instruments import Watching
-
-log = logging.getLogger("fairlane.worker")
-
 AHEAD_AT_MOST = 1_000
-"""Jobs that are held beyond the slots, unless the worker is told how many."""
+"""Jobs held beyond the slots at most, unless `prefetch` is given."""
 TURNS_AHEAD = 4
-"""And how many for each slot: where claims take long because many wait for them, a worker of few slots that fills up on
-what will end meanwhile leaves nothing to the others, and gives it back unstarted."""
+"""The same for each slot. If claims take long because many workers wait for them, a worker with few slots must not
+claim so much ahead that others get nothing, only to give it back unstarted."""
 LONGEST_LOOK = 1.0
-"""Seconds, at most, until another look: for what a producer may commit that did not see us wait, or at a time that has
-come and opened nothing."""
+"""Seconds at most until the next look, if a producer that did not see us wait may still commit, or if a limit did not
+open when it should have."""
 
 
 class Claiming:
     """Fills free slots."""
 
-    def __init__(
-        self,
-        store: Store,
-        identity: WorkerIdentity,
-        slots: Slots,
-        execution: Execution,
-        outage: Outage,
-        clock: Clock,
-        *,
-        lease: timedelta,
-        poll: timedelta,
-        prefetch: int | None,
-    ) -> None:
-        self.listener: Listener | None = None
-        self._store = store
-        self._identity = identity
-        self._slots = slots
+    def __init__(self, runtime: Runtime, execution: Execution, leases: Leases, firing: Firing | None = None) -> None:
+        options = runtime.options
+        self._store = runtime.store
+        self._identity = runtime.identity
+        self._slots = slots = runtime.slots
         self._execution = execution
-        self._outage = outage
-        self._clock = clock
-        self._lease = lease
-        self._poll = microseconds(poll)
-        self._prefetch = min(AHEAD_AT_MOST, TURNS_AHEAD * slots.concurrency) if prefetch is None else prefetch
-        slots.prefetches = prefetch is not None
-        self._alarm = Alarm(clock, self._on_time)
+        self._leases = leases
+        self._firing = firing
+        self._outage = runtime.outage
+        self._clock = runtime.clock
+        self._time = runtime.time
+        self._watching = runtime.watching if runtime.watching.is_wanted else None
+        self._lease = options.time("lease")
+        self._poll = microseconds(options.poll)
+        most = min(AHEAD_AT_MOST, TURNS_AHEAD * slots.concurrency)
+        self._prefetch = most if options.prefetch is None else options.prefetch
+        slots.prefetches = options.prefetch is not None
+        self._listener: Listener | None = None
+        self._alarm = Alarm(runtime.clock, self._on_time)
         self._loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._is_waiting = False
         self._mean_claim = 0.0
         self._is_nudged = False
-        self.watching: Watching | None = None
-        self.on_unexplained_nudge: Callable[[], None] = lambda: None
-        execution.on_slot_freed = self._on_slot_freed
 
     # What wakes it.
 
+    async def listen(self) -> None:
+        """Pass wakeups on to claiming, to the check for cancellations, and to the schedules."""
+        while True:
+            listener = await self._outage.ride_out(lambda: self._store.listen(self._identity), "listening")
+            self._listener = listener
+            # Whatever came while nobody listened is found by asking; the claim registers the new ear.
+            self._slots.look_everywhere()
+            self._look_at_schedules()
+            try:
+                await self._hear(listener)
+            finally:
+                self._listener = None
+                # If that fails, its registrations go with the first nudge that finds nobody.
+                with contextlib.suppress(StoreUnavailable):
+                    await listener.close()
+
+    async def _hear(self, listener: Listener) -> None:
+        while True:
+            try:
+                nudged = await listener.wait(None)
+            except StoreUnavailable:
+                return
+            if nudged:
+                if listener.schedules_changed():
+                    self._look_at_schedules()
+                self._leases.look_soon()
+                self.nudge()
+
+    def _look_at_schedules(self) -> None:
+        if self._firing is not None:
+            self._firing.look_now()
+
     def nudge(self) -> None:
-        """The store says that there is something, without saying where."""
+        """The store has something for us, and does not say in which queue."""
         for queue in self._slots.queues.values():
             if queue.is_registered:
                 queue.is_registered = False
@@ -365,30 +396,12 @@ class Claiming:
                 queue.owes_wakeup = True  # asked without a free slot too: its terms may have changed
             self._slots.feed(queue)
         self._is_nudged = True
-        self._wake.set()
-
-    def look_everywhere(self) -> None:
-        """Nobody will have told us what happened meanwhile: ask every queue."""
-        self.look_at(self._slots.queues.values())
-
-    def look_at(self, queues: Iterable[QueueSlots]) -> None:
-        """Ask these queues."""
-        for queue in queues:
-            self._slots.feed(queue)
-        self._wake.set()
-
-    def look_after_settling(self, queues: Iterable[QueueSlots]) -> None:
-        """What we settled may have opened a limit, unless only time opens those of its queue."""
-        self.look_at([queue for queue in queues if queue.opens_by_ends])
+        self._slots.wake.set()
 
     def stop(self) -> None:
         self._slots.is_closed = True
         self._stopping.set()
-        self._wake.set()
-
-    def _on_slot_freed(self) -> None:
-        if self._is_waiting:
-            self._wake.set()
+        self._slots.wake.set()
 
     def _on_time(self) -> None:
         now, later = self._clock.monotonic(), []
@@ -402,12 +415,12 @@ class Claiming:
                 later.append(queue.due_at)
         if later:
             self._alarm.set(min(later))
-        self._wake.set()
+        self._slots.wake.set()
 
     # What it does.
 
     async def run(self) -> None:
-        """Claim until told to stop; then pass on the wake-ups that were meant for us."""
+        """Claim until told to stop; then pass on the wakeups that were meant for us."""
         try:
             while True:
                 queue = self._slots.next_to_ask()
@@ -424,15 +437,15 @@ class Claiming:
         if self._is_nudged:
             # Nobody had work for us, so it was about something else: a job of ours was cancelled.
             self._is_nudged = False
-            self.on_unexplained_nudge()
-        self._is_waiting = True
-        await self._wake.wait()
-        self._wake.clear()
-        self._is_waiting = False
+            self._leases.look_now()
+        self._slots.is_awaited = True
+        await self._slots.wake.wait()
+        self._slots.wake.clear()
+        self._slots.is_awaited = False
 
     async def _claim(self, queue: QueueSlots) -> None:
         visit = Visit(self._slots, queue)
-        asked, asked_at, locked_at, watching = 0, 0, 0.0, self.watching
+        asked, asked_at, locked_at = 0, 0, 0.0
 
         def want() -> int:
             # Asked by the store once it holds the lock, on a thread of its own perhaps.
@@ -450,16 +463,16 @@ class Claiming:
                 want,
                 worker=self._identity,
                 lease=self._lease,
-                listener=self.listener,
+                listener=self._listener,
                 start_lag=self._execution.start_lag,
                 ahead=self._execution.ahead,
                 others=[each.name for each in visit.others],
                 chose=visit.chose,
             )
             if claimed.at:
-                self._execution.store_time.hear(asked_at, claimed.at, self._clock.monotonic())
-            if watching is not None:
-                await watching.find_origins(claimed.claims)
+                self._time.hear(asked_at, claimed.at, self._clock.monotonic())
+            if self._watching is not None:
+                await self._watching.find_origins(claimed.claims)
             return claimed
 
         began = self._loop.time()
@@ -476,9 +489,9 @@ class Claiming:
             queue.opens_by_ends = claimed.opens_by_ends
         took = self._loop.time() - began
         self._note_time(took)
-        if watching is not None:
+        if self._watching is not None:
             # Who was given what another has claimed has not waited for the lock.
-            watching.claimed(queue.name, claimed, took, None if claimed.vtime is None else locked_at - began)
+            self._watching.claimed(queue.name, claimed, took, None if claimed.vtime is None else locked_at - began)
         if claimed.claims:
             self._is_nudged = False
         if claimed.terms is not queue.terms and claimed.terms is not None:
@@ -499,7 +512,7 @@ class Claiming:
         self._slots.ahead = min(self._prefetch, int(self._slots.concurrency * turns))
 
     def _plan_next(self, queue: QueueSlots, claimed: Claimed, asked: int) -> None:
-        """When to ask this queue again, from what it said."""
+        """Decide when to ask this queue again."""
         if claimed.claims:
             queue.looks = 0
         if len(claimed.claims) >= asked and not claimed.paces:
@@ -507,7 +520,7 @@ class Claiming:
             queue.is_hungry = True
             queue.is_registered = False
             return
-        queue.is_registered = self.listener is not None
+        queue.is_registered = self._listener is not None
         queue.is_hungry = queue.is_hungry or claimed.more
         if not queue.is_hungry:
             self._slots.note_idle(queue)
@@ -515,9 +528,9 @@ class Claiming:
         now = self._clock.monotonic()
         due = now + jittered(self._poll)
         if claimed.next_due is not None:
-            due = min(due, claimed.next_due - self._execution.store_time.offset)
+            due = min(due, claimed.next_due - self._time.offset)
         if claimed.look_again or due <= now:
-            self._loop.call_later(min(0.001 * 2 ** min(queue.looks, 20), LONGEST_LOOK), self.look_at, (queue,))
+            self._loop.call_later(min(0.001 * 2 ** min(queue.looks, 20), LONGEST_LOOK), self._slots.look_at, (queue,))
             queue.looks += 1
         else:
             queue.looks = 0
@@ -527,7 +540,7 @@ class Claiming:
 
 
 class Visit:
-    """Asks a queue, and says which was asked in the end: `queue`."""
+    """One question to a queue; `queue` is the partition that answered."""
 
     __slots__ = ("_first", "_hungry", "_left", "_owing", "_slots", "_vtime", "others", "queue")
 
@@ -539,26 +552,25 @@ class Visit:
         self._hungry = [each for each in tried if each.is_hungry]
         self._owing = [each for each in tried if each.owes_wakeup]
         self._left: set[str] = set()
-        """Partitions that others are claiming from."""
         self._vtime: float | None = None
-        """How far the chosen one was before."""
+        """The virtual time of the chosen partition before the claim."""
         # Cleared before the question: what we hear while it is asked may be about work that the answer does not hold.
         for each in tried:
             each.owes_wakeup = each.is_hungry = False
 
     def begin(self) -> None:
-        """The question is asked, perhaps not for the first time."""
+        """The store is asked, perhaps not for the first time."""
         self.queue, self._left, self._vtime = self._first, set(), None
 
     def chose(self, choice: Choice) -> None:
-        """The store holds the lock of one of them."""
+        """The store holds the lock of one of the partitions."""
         self.queue = self._slots.queues[choice.queue]
         see = self.queue.whole.turns.see
         self._left = {name for name, vtime in choice.vtimes.items() if see(name, vtime)} | choice.taken
         self._vtime = choice.vtimes[choice.queue]
 
     def portion(self) -> int:
-        """How many jobs to ask for. What is left to others takes nothing of our room."""
+        """How many jobs to ask for. Partitions that others claim from take none of our slots."""
         beside = [
             each
             for each in self._first.whole.queues
@@ -567,7 +579,7 @@ class Visit:
         return self._slots.portion(self.queue, len(beside))
 
     def end(self, vtime: float | None) -> None:
-        """It was answered. Those that were not asked are as they were, but for what we have heard meanwhile."""
+        """The store has answered. Partitions that were not asked are as before, except for what we heard meanwhile."""
         if self._vtime is not None and vtime is not None:
             self.queue.whole.turns.note_step(self.queue.name, vtime - self._vtime)
         for each in self._hungry:
@@ -576,56 +588,12 @@ class Visit:
             each.owes_wakeup = each.owes_wakeup or each is not self.queue
 
 
-class Listening:
-    """Passes nudges on to the claimer, to whoever looks for cancellations, and to whoever fires schedules."""
-
-    def __init__(
-        self, store: Store, identity: WorkerIdentity, claiming: Claiming, outage: Outage, on_nudge: Callable[[], None]
-    ) -> None:
-        self._store = store
-        self._identity = identity
-        self._claiming = claiming
-        self._outage = outage
-        self._on_nudge = on_nudge
-        self.on_schedules: Callable[[], None] = lambda: None
-
-    async def run(self) -> None:
-        while True:
-            listener = await self._outage.ride_out(lambda: self._store.listen(self._identity), "listening")
-            self._claiming.listener = listener
-            # Whatever came while nobody listened is found by asking; the claim registers the new ear.
-            self._claiming.look_everywhere()
-            self.on_schedules()
-            try:
-                await self._hear(listener)
-            finally:
-                self._claiming.listener = None
-                await self._close(listener)
-
-    async def _hear(self, listener: Listener) -> None:
-        while True:
-            try:
-                nudged = await listener.wait(None)
-            except StoreUnavailable:
-                return
-            if nudged:
-                if listener.schedules_changed():
-                    self.on_schedules()
-                self._on_nudge()
-                self._claiming.nudge()
-
-    async def _close(self, listener: Listener) -> None:
-        # If that fails, its registrations go with the first nudge that finds nobody.
-        with contextlib.suppress(StoreUnavailable):
-            await listener.close()
-
-
 AT_INSTANT = 1
 """What timerfd_settime(2) calls TFD_TIMER_ABSTIME."""
 
 
 class Pacer:
-    """The jobs of one worker that wait for their instants. Instants are of the monotonic clock."""
+    """The jobs of one worker that wait for their start times, by the monotonic clock."""
 
     def __init__(self, clock: Clock, launch: Callable[[Run], None], give_back: Callable[[Run], None]) -> None:
         self._now = clock.monotonic
@@ -634,11 +602,11 @@ class Pacer:
         self._loop = asyncio.get_running_loop()
         self._passed = Passed()
         self._waiting: dict[bytes, list[Run]] = {}
-        """By the last gate that they pass, the first to start in front."""
+        """By the last gate that they pass, in the order of their start times."""
         self._launched: dict[bytes, Run] = {}
-        """By every gate that it passes, the one job that was let go there and has not begun."""
+        """By gate: the one job that was released there and has not begun."""
         self._behind: dict[bytes, set[bytes]] = {}
-        """By the gate of such a job, the groups that wait for it to begin."""
+        """By gate: the groups that wait for that job to begin."""
         self._due: list[tuple[Instant, int, bytes]] = []
         self._entries = 0
         self._timer = (
@@ -649,7 +617,7 @@ class Pacer:
         return sum(map(len, self._waiting.values()))
 
     def starts_within(self, time: int) -> bool:
-        """Whether the next of them is to start by then, or about to."""
+        """Whether the next of them starts within this time."""
         return bool(self._launched) or bool(self._due and self._due[0][0] <= self._now() + time)
 
     def runs(self) -> list[Run]:
@@ -662,7 +630,7 @@ class Pacer:
             self._look_at(_group(run))
 
     def began(self, run: Run, at: Instant) -> None:
-        """Its handler is called. What follows from that is seen to afterwards: the handler comes first."""
+        """Its handler is called. The rest is done in the next turn of the event loop: the handler comes first."""
         assert run.pace is not None
         pace, run.pace = run.pace, None
         self._loop.call_soon(self._note, pace, at)
@@ -672,7 +640,7 @@ class Pacer:
         self._let_pass(pace)
 
     def drop(self, run: Run) -> None:
-        """It does not wait any more, or was let go and has ended without a start."""
+        """It no longer waits, or was released and ended without starting."""
         assert run.pace is not None
         name = _group(run)
         if self._launched.get(name) is run:
@@ -683,7 +651,7 @@ class Pacer:
         self._look_at(name)
 
     def _let_pass(self, pace: Pace) -> None:
-        """Whoever was let go at these gates is through, or will not come: the next may."""
+        """The job that was released at these gates has begun, or never will: the next may."""
         names = {pace.gates[-1][0]}
         for gate, _ in pace.gates:
             self._launched.pop(gate, None)
@@ -692,14 +660,14 @@ class Pacer:
             self._look_at(name)
 
     def is_spent(self, run: Run) -> bool:
-        """Whether its instant is gone: what started before it came so late that there is no place for it any more."""
+        """Whether its start time is lost: the job before it started too late."""
         return run.pace is not None and self._passed.opens_at(run.pace) > run.pace.at
 
     def close(self) -> None:
         self._timer.close()
 
     def _look_at(self, name: bytes) -> None:
-        """Find out when the next of a rate may start. What may not any more is given back."""
+        """Find out when the next job of a rate may start. Jobs that are too late are given back."""
         group = self._waiting.get(name)
         while group:
             run = group[0]
@@ -718,7 +686,7 @@ class Pacer:
             del self._waiting[name]
 
     def _stands_behind(self, name: bytes, pace: Pace) -> bool:
-        """Whether somebody was let go at one of these gates and has not begun; if so, this group is next."""
+        """Whether a job that was released at one of these gates has not begun; if so, this group is next."""
         for gate, _ in pace.gates:
             if gate in self._launched:
                 self._behind.setdefault(gate, set()).add(name)
@@ -807,7 +775,7 @@ class _SystemTimer:
             self._ring()
 
     def _set_exactly(self, moment: Instant) -> bool:
-        """Say whether the system has such a timer, and one was left for us."""
+        """Returns whether the system has such a timer, and could give us one."""
         if self._is_exact and self._file < 0:
             self._file = _libc().timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
             self._is_exact = self._file >= 0

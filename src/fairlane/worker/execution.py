@@ -11,71 +11,71 @@ import contextvars
 import logging
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
-from fairlane.clock import SECOND, Clock, lasting
-from fairlane.enqueue import Stamp
+from fairlane.clock import SECOND, lasting
 from fairlane.errors import InvalidJob, UndecodablePayload
 from fairlane.job import Claim, State
 from fairlane.scheduler.settlement import SEEN, Cancelled, Died, Done, Lost, Outcome, Released, Settlement, settle
 from fairlane.scheduler.snapshot import AHEAD, Pace
 from fairlane.store import operators
-from fairlane.store.protocol import Store
 from fairlane.store.stats_values import BlockedLoop
-from fairlane.task import Registry, Task
+from fairlane.task import Task
 from fairlane.waits import Alarm, StoreTime
 from fairlane.worker.claims import SHORTEST_RUN, Pacer, QueueSlots, Slots
+from fairlane.worker.instruments import Watching
 from fairlane.worker.logs import claimed_jobs, log_end, log_lost, log_start, log_unreadable
 from fairlane.worker.processes import Begin, Child, Gone, Handed, LoneProcess, Mate, ProcessPool
 from fairlane.worker.runs import (
     JobContext,
-    Middleware,
     RunningJob,
     RunTimes,
     Stop,
     around_run,
     current_run,
+    log_job,
     outcome_of,
     settlement_of,
-    wrapping_runs,
+    wrapping,
 )
+from fairlane.worker.runtime import Program
 
 log = logging.getLogger("fairlane.worker")
 
 STARTS_AT_ONCE = 250
-"""Jobs that start in one turn of the event loop."""
+"""Jobs to start in one turn of the event loop, at most."""
 HELD_AHEAD_AT_MOST = SECOND
-"""A job that was claimed ahead and has not started by then is given back: the slots are busy for longer."""
+"""A job that was claimed ahead and has not started by then is given back: the slots stay busy for longer."""
 LATE = "it could not start at the instant that its rate had for it"
 MOST_PACED = 1_000
-"""Jobs that wait for their instants."""
+"""Jobs that wait for their start times, at most."""
 SETTLED_EVERY = SECOND // 200
-"""Jobs that start one by one in quick succession are settled together, once in so long."""
+"""Jobs that start one by one in quick succession are settled together, once per this period."""
 NO_PACES: Mapping[UUID, Pace] = {}
 STOOD_STILL = "its worker stood still for longer than its lease, and another may run it by now"
 FIRST_START_LAG, LONGEST_START_LAG = SECOND // 20, SECOND // 4
-"""What is assumed before any job has started, and what is believed at most: clocks can be wrong."""
+"""The assumption before any job has started, and the maximum: clocks can be wrong."""
 NOT_YET_ALONE = "another job runs alone; its turn comes later"
 PROCESS_STARTS = "the process that is to run it alone is starting"
 ALONE_LATER, LONGEST_ALONE_LATER = SECOND, 30 * SECOND
-"""A suspect whose turn to run alone has not come is given back for this long, and twice as long each time: it holds no
-limit meanwhile. It is called back when the one that runs alone has ended."""
+"""A suspect that cannot run alone yet is given back for this long, doubled each time, so that it holds no limit
+meanwhile. It is called back when the job that runs alone has ended."""
 LONGEST_WAIT_TO_BE_ALONE = 60 * SECOND
-"""Where there is no process for it, others wait for so long at most until what runs has ended. It begins with a second,
-and doubles as often as it was not enough; they then have as long to themselves."""
+"""Without a process for suspects, other jobs wait at most this long for running ones to end. It starts at a second and
+doubles each time that was not enough; then others go first for as long."""
 FIRST_UNKNOWN_DELAY, LONGEST_UNKNOWN_DELAY = SECOND, 300 * SECOND
 UNKNOWN_REMEMBERED = 10_000
 UNKNOWN_TOLD_FOR = 2 * LONGEST_UNKNOWN_DELAY
-"""A job of a task that nobody knows comes back within half of it."""
+"""A job whose task is unknown comes back within half of this."""
 LEASES_REMEMBERED = 100
 
 
 class SettleLater(Protocol):
-    """Takes what has ended, and has it recorded."""
+    """Takes settlements that are to be recorded."""
 
     def __call__(self, settlement: Settlement, queue: QueueSlots, *, may_be_settled: bool = False) -> None: ...
 
@@ -83,7 +83,7 @@ class SettleLater(Protocol):
 class Run(RunningJob):
     """One claim on its way through this worker."""
 
-    __slots__ = ("begin_by", "child", "handle", "is_given_back", "mate", "pace", "queue")
+    __slots__ = ("begin_by", "child", "handle", "is_given_back", "mate", "pace", "queue", "tells_start")
 
     def __init__(
         self,
@@ -98,16 +98,17 @@ class Run(RunningJob):
         super().__init__(home, claim, task, args, kwargs)
         self.queue = queue
         self.begin_by = begin_by
-        """By the monotonic clock: later its lease may have ended."""
+        """By the monotonic clock; later, its lease may have ended."""
         self.pace: Pace | None = None
-        """By the monotonic clock too: when it may start, if it passes a smooth rate."""
+        """When it may start by the monotonic clock, if it passes a smooth rate."""
         self.handle: asyncio.Task[None] | None = None
         self.child: Child | None = None
-        """The process that its task runs in, if it has one of its own."""
+        """The process that its task runs in, with `executor="process"`."""
         self.is_given_back = False
-        """It will not begin here: decided once, by the event loop or by the watchdog, under the lock of both."""
+        """It will not begin here: decided once, by the event loop or by the watchdog, under their lock."""
         self.mate: Mate | None = None
-        """The process that it was handed to."""
+        self.tells_start = False
+        """Another job waits for it to begin."""
 
 
 @dataclass(slots=True)
@@ -123,67 +124,62 @@ class Execution:
     """The runs of one worker."""
 
     sets_suspects_apart = True
-    """What may have killed its process runs with nothing beside it."""
+    """A job that may have killed its process runs with nothing beside it."""
     keeps_pace = True
-    """It starts jobs at their instants."""
+    """It starts jobs at the times that smooth rates give them."""
     calls_handlers = True
-    """It runs what it claims, in this process."""
+    """It runs claimed jobs in this process."""
 
     def __init__(
         self,
-        store: Store,
-        registry: Registry,
+        program: Program,
         slots: Slots,
-        clock: Clock,
+        time: StoreTime,
         settle_later: SettleLater,
-        max_result: int,
-        stamp: Stamp,
-        middlewares: Sequence[Middleware] = (),
-        *,
+        watching: Watching | None = None,
         lone: LoneProcess | None = None,
     ) -> None:
-        self.store = store
+        clock = program.clock
+        self.store = program.store
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
-        """Where the loop runs."""
+        """The thread of the event loop."""
         self.log = log
         self.running: set[Run] = set()
         self.waiting: deque[Run] = deque()
         self.suspects: deque[Run] = deque()
-        """Those that may have killed their process. They take no slot while they wait to run alone."""
+        """Jobs that may have killed their process. They take no slot while they wait to run alone."""
         self._alone: Run | None = None
         self._lets_run_out_since: int | None = None
-        """Since when nothing is started, for a suspect to be alone here."""
+        """Since when nothing starts, so that a suspect can run alone here."""
         self._lets_run_out_for = ALONE_LATER
         self._lone = lone
         self._put_off: dict[UUID, PutOff] = {}
-        """Suspects that were given back because another runs alone, those that came first at the beginning."""
+        """Suspects that were given back because another runs alone, in the order in which they came."""
         self._recalls = Alarm(clock, self._recall)
         self._recalling: set[asyncio.Task[None]] = set()
         self._preparing: asyncio.Task[None] | None = None
         self.mean_run = float(HELD_AHEAD_AT_MOST)
-        """Microseconds that a job takes, over the last twenty or so. It begins high: nothing is claimed on a guess."""
-        self.on_slot_freed: Callable[[], None] = lambda: None
-        self.store_time = StoreTime()
-        self.store_ahead = 0
-        """How far queue time is ahead of the store's clock."""
+        """Microseconds that a job takes, on average. It starts high, so that nothing is claimed on a guess."""
+        self.time = time
         self.start_lag = FIRST_START_LAG
         """Microseconds from a claim until its jobs have started, about the most of late."""
-        self._find: Callable[[str], Task[..., Any] | None] = registry.find
+        self._find: Callable[[str], Task[..., Any] | None] = program.registry.find
         self._slots = slots
         self._clock = clock
         self._now = clock.monotonic
         self.settle_later = settle_later
-        self.max_result = max_result
-        self.stamp = stamp
-        self._middlewares = wrapping_runs(middlewares)
+        self._watching = watching if watching is not None and watching.is_wanted else None
+        self.max_result = program.max_result
+        self.stamp = program.stamp
+        self._middlewares = wrapping(program.middlewares, "around_run")
         self._unknown: OrderedDict[UUID, int] = OrderedDict()
         self._unknown_tasks: dict[str, tuple[str, int]] = {}
         self.run_times = RunTimes()
         self.beginning = threading.Lock()
-        """Held by whoever decides whether a claim begins here or is given back: this loop, or the watchdog's thread."""
+        """Held while the event loop or the watchdog's thread decides whether a claim begins here or is given back."""
         self._revoked: set[UUID] = set()
-        """Leases that the watchdog has given back before their claims were heard of here."""
+        """Leases that the watchdog gave back before their claims arrived here."""
         self._heard_of: deque[UUID] = deque(maxlen=LEASES_REMEMBERED)
         """The leases of the last claims."""
         self._threads: ThreadPoolExecutor | None = None
@@ -194,11 +190,11 @@ class Execution:
         self._stale = Alarm(clock, self._give_back_stale)
         self._pacer = Pacer(clock, self._launch, self._give_back_late)
         self.is_filling = False
-        """There are jobs in hand and slots for them: they start in the next turns of the event loop."""
+        """Jobs are about to start in the next turns of the event loop."""
         self.attempts = 0
-        """Attempts made so far, those that run included."""
+        """Attempts so far, including those that are running."""
         self.ended_otherwise: Counter[str] = Counter()
-        """Those that ended other than done, by what became of their job. Successes are not counted one by one."""
+        """Attempts that did not end as done, by what became of the job. Successes are not counted one by one."""
         self._logs_each = False
 
     # From claim to handler.
@@ -206,8 +202,8 @@ class Execution:
     def start(
         self, queue: QueueSlots, claims: Sequence[Claim], begin_by: int, paces: Mapping[UUID, Pace] = NO_PACES
     ) -> None:
-        """Take these claims in: whatever cannot run is settled at once, the others start, or wait for a slot or for
-        their instant. None starts after `begin_by`, by the monotonic clock."""
+        """Take these claims in. Those that cannot run are settled at once; the others start, or wait for a slot or for
+        their start time. None starts after `begin_by`, by the monotonic clock."""
         self._logs_each = log.isEnabledFor(logging.DEBUG)  # asked once a claim, not once a job
         if claims and not self._hear_of(claims[0].lease):
             queue.used -= len(claims)
@@ -233,7 +229,7 @@ class Execution:
             return lease not in self._revoked
 
     def _run_of(self, queue: QueueSlots, claim: Claim, begin_by: int) -> Run | None:
-        """What is to run; nothing, if it cannot, and was settled."""
+        """The run of this claim; `None` if it cannot run, and was settled."""
         task = self._find(claim.task)
         if claim.cancel_requested:
             self._refuse(queue, claim, Cancelled("cancelled before it ran"))
@@ -253,15 +249,15 @@ class Execution:
         return task.codec.decode_call(claim.payload)
 
     def _pace(self, run: Run, pace: Pace) -> None:
-        """Let it wait for its instant. It takes no slot meanwhile."""
-        run.pace = pace.moved(self._now() - self.store_now())
+        """Let it wait for its start time. It takes no slot meanwhile."""
+        run.pace = pace.moved(self._now() - self.time.now())
         run.begin_by = min(run.begin_by, run.pace.latest)
         run.queue.used -= 1
         self._pacer.add(run)
 
     def _set_apart(self, run: Run) -> None:
-        """Let it wait to run alone, without a slot. One at a time is held, and only if it can begin at once: should
-        this process die, nobody knows which of those that it held have run, and each would be charged with it."""
+        """Let it wait to run alone, without a slot. One is kept at a time, and only if it can begin at once: if this
+        process died, nobody could tell which of its jobs had run, and each would be charged."""
         if self._lone is not None:
             if not self._lone.is_ready:
                 self._prepare_room()
@@ -275,7 +271,7 @@ class Execution:
         self.suspects.append(run)
 
     def _has_room_alone(self) -> bool:
-        """Whether a suspect could begin at once with nothing beside it."""
+        """Whether a suspect could begin at once, with nothing beside it."""
         return self._lone is not None and self._lone.is_ready and not self.suspects and self._alone is None
 
     def _prepare_room(self) -> None:
@@ -303,8 +299,8 @@ class Execution:
         found.delay = min(2 * found.delay, LONGEST_ALONE_LATER)
 
     def _recall(self) -> None:
-        """One that runs alone has ended: let the suspect that has waited longest be due now. Should that one not come
-        (a limit holds it), the next one follows."""
+        """A job that ran alone has ended: make the suspect that has waited longest due now. If a limit holds that one,
+        the next one follows."""
         now = self._now()
         sleeping = [(job, each) for job, each in self._put_off.items() if each.due_at > now]
         if not sleeping or self._slots.is_closed:
@@ -336,7 +332,7 @@ class Execution:
             self._preparing = None
 
     def _launch(self, run: Run) -> None:
-        """Its instant has come."""
+        """Its start time has come."""
         if run.is_given_back:
             self._pacer.drop(run)
             return
@@ -354,8 +350,8 @@ class Execution:
 
     @property
     def ahead(self) -> int | None:
-        """How many more jobs may wait for their instants: as many as will have had a slot by then. None while most of
-        those are in hand: claims are made for many at a time. `None`: it keeps no pace."""
+        """How many more jobs may wait for their start times: as many as will get a slot by then. 0 while most of those
+        are held, so that each claim is for many; `None` if this keeps no start times."""
         if not self.keeps_pace:
             return None
         most = min(MOST_PACED, int(self._slots.concurrency * AHEAD / max(self.mean_run, SHORTEST_RUN)))
@@ -363,13 +359,13 @@ class Execution:
         return most - held if 4 * held <= 3 * most else 0
 
     def revoke_paced(self, queue: QueueSlots) -> None:
-        """The terms have changed by which these were claimed: give back what has not started."""
+        """The policy under which these were claimed has changed: give back what has not started."""
         for run in self._paced_of(queue):
             self._withdraw(run, self.released(run, "its queue's policy has changed"))
         self._refill()
 
     def holds_paced(self, queue: QueueSlots) -> bool:
-        """Whether something of this queue waits for its instant, or for a slot since then."""
+        """Whether a job of this queue waits for its start time, or for a slot since then."""
         return bool(self._paced_of(queue))
 
     def _paced_of(self, queue: QueueSlots) -> list[Run]:
@@ -377,12 +373,11 @@ class Execution:
         return [run for run in (*self._pacer.runs(), *launched) if run.queue is queue]
 
     def released(self, run: Run, reason: str) -> Released:
-        """It goes back to its place."""
         return Released(reason, is_spent=self._pacer.is_spent(run))
 
     def note_start(self, claimed_at: int) -> None:
-        """How late the jobs of a claim have started: rates are kept for those who count their starts."""
-        lag = max(0, min(self.store_now() - claimed_at, LONGEST_START_LAG))
+        """Learn how late the jobs of a claim have started: rates must hold for those who observe the starts."""
+        lag = max(0, min(self.time.now() - claimed_at, LONGEST_START_LAG))
         self.start_lag = lag if lag > self.start_lag else self.start_lag + (lag - self.start_lag) // 16
 
     def _refuse(self, queue: QueueSlots, claim: Claim, outcome: Outcome) -> None:
@@ -409,50 +404,58 @@ class Execution:
         if (self.suspects or self._alone is not None) and self._try_suspect():
             return
         waiting, running, most = self.waiting, self.running, self._slots.concurrency
-        create_task, around = self.loop.create_task, self._around
-        run: Run | None = None
         # A few at a time: what the store answers meanwhile is heard between them, so that it works while they run.
         starting = min(len(waiting), most - len(running), STARTS_AT_ONCE)
         self.attempts += max(0, starting)
-        for _ in range(starting):
-            run = waiting.popleft()
-            running.add(run)
-            run.handle = create_task(
-                self._run_async(run) if run.task.is_async else self._run_in_thread(run), context=around.copy()
-            )
-            if run.task.timeout is not None:
-                self._timeouts.set(self._clock.monotonic() + run.task.timeout)
-        if run is not None and not waiting and run.pace is None:
+        batch = [waiting.popleft() for _ in range(starting)]
+        self._run(batch)
+        if batch and not waiting and (last := batch[-1]).pace is None:
             # Once those that were just created have taken their first step.
-            self.loop.call_soon(self.note_start, run.claim.claimed_at)
+            self.loop.call_soon(self.note_start, last.claim.claimed_at)
         if not self.is_filling and waiting and len(running) < most:
             self.is_filling = True
             self.loop.call_soon(self._go_on_filling)
 
+    def _run(self, runs: Iterable[Run]) -> None:
+        create_task, around, watching = self.loop.create_task, self._around, self._watching
+        for run in runs:
+            self.running.add(run)
+            running = self._body(run) if watching is None else self._run_watched(run, watching)
+            run.handle = create_task(running, context=around.copy())
+            if run.task.timeout is not None:
+                self._timeouts.set(self._clock.monotonic() + run.task.timeout)
+
+    def _body(self, run: Run) -> Coroutine[Any, Any, None]:
+        if run is self._alone and self._lone is not None:
+            return self._run_alone(run, self._lone)
+        return self._run_async(run) if run.task.is_async else self._run_in_thread(run)
+
+    async def _run_watched(self, run: Run, watching: Watching) -> None:
+        if run.is_given_back:
+            return
+        entered = watching.started(run)
+        try:
+            await self._body(run)
+        finally:
+            watching.left(entered)
+
     def _try_suspect(self) -> bool:
-        """Let the next suspect run alone, if it can; say whether everything else must wait for that."""
+        """Let the next suspect run alone if it can. Returns whether everything else must wait for that."""
         here = self._lone is None
         if self._alone is None and not (here and self.running):
             run = self._alone = self.suspects.popleft()
             run.queue.used += 1
             self.attempts += 1
-            self.running.add(run)
-            if not here:
-                running = self._run_alone(run)
-            else:
-                running = self._run_async(run) if run.task.is_async else self._run_in_thread(run)
-            run.handle = self.loop.create_task(running, context=self._around.copy())
+            self._run([run])
             if here:
                 self._lets_run_out_since, self._lets_run_out_for = None, ALONE_LATER
-            if here and run.task.timeout is not None:
-                self._timeouts.set(self._clock.monotonic() + run.task.timeout)
         elif self._alone is None and self._lets_run_out_since is None:
             self._lets_run_out_since = self._now()
             self._stale.set(self._now() + self._lets_run_out_for)
         return here
 
     def _give_up_being_alone(self) -> None:
-        """What runs goes on for too long: let others go first for a while."""
+        """What runs takes too long to end: let others go first for a while."""
         since, lasting = self._lets_run_out_since, self._lets_run_out_for
         if since is None:
             return
@@ -472,21 +475,14 @@ class Execution:
             self.is_filling = False
 
     @property
-    def ends_soon(self) -> bool:
-        """More will have ended in a moment: starts of a smooth rate follow each other one by one."""
-        return self._pacer.starts_within(SETTLED_EVERY)
+    def rest(self) -> float:
+        """Seconds after which more will have ended: jobs of a smooth rate start one by one."""
+        return SETTLED_EVERY / SECOND if self._pacer.starts_within(SETTLED_EVERY) else 0.0
 
     # The run itself.
 
     def _begins(self, run: Run) -> bool:
-        """Whether it may begin: from here on it runs, as far as anybody who finds us dead can tell."""
-        if not self._may_begin(run):
-            return False
-        if run.pace is not None:
-            self._pacer.began(run, run.started_at)
-        return True
-
-    def _may_begin(self, run: Run) -> bool:
+        """Whether it may begin. From here on, anybody who finds this process dead must assume that it ran."""
         with self.beginning:
             if run.is_given_back:
                 return False
@@ -494,21 +490,22 @@ class Execution:
         if run.started_at > run.begin_by:
             self._end(run, self._missed(run))
             return False
+        if run.pace is not None and (run is not self._alone or self._lone is None):
+            self._pacer.began(run, run.started_at)
         return True
 
     def _missed(self, run: Run) -> Released:
         return Released(STOOD_STILL) if run.pace is None else self.released(run, LATE)
 
-    async def _run_alone(self, run: Run) -> None:
-        """In a process of its own, where it can harm nobody else."""
+    async def _run_alone(self, run: Run, lone: LoneProcess) -> None:
+        """Run it in a process of its own, where it can harm no other job."""
         current_run.set(run)
-        assert self._lone is not None
         try:
-            await self._lone.start()
+            await lone.start()
         except OSError as error:
             self._end(run, Released(f"no process could be started to run it alone: {error}", ALONE_LATER))
             return
-        if not self._may_begin(run):
+        if not self._begins(run):
             return
 
         def begins(at: int) -> None:
@@ -516,8 +513,8 @@ class Execution:
                 self._pacer.began(run, at)
 
         handed = Handed(run.claim, run.begin_by, run.pace is not None)
-        begin = Begin([handed], self.store_time.offset, self.store_ahead)
-        ended = await self._lone.run(begin, begins)
+        begin = Begin([handed], self.time.offset, self.time.ahead)
+        ended = await lone.run(begin, begins)
         if run.stop is Stop.GONE:
             self._end(run, None)
         elif isinstance(ended, Gone) and ended.had_begun:
@@ -544,7 +541,7 @@ class Execution:
         except GeneratorExit:
             raise  # the loop itself has ended: there is nothing left to settle with
         except BaseException as error:
-            self._end(run, outcome_of(run, error, self.store_wall()), error)
+            self._end(run, outcome_of(run, error, self.time.wall()), error)
         else:
             self._end(run, None if run.stop is Stop.GONE else self._done(run, value))
 
@@ -567,7 +564,7 @@ class Execution:
         if error is None and run.stop is Stop.TIMEOUT:
             error = TimeoutError()
         if error is not None:
-            self._end(run, outcome_of(run, error, self.store_wall()), error)
+            self._end(run, outcome_of(run, error, self.time.wall()), error)
         else:
             self._end(run, None if run.stop is Stop.GONE else self._done(run, value))
 
@@ -607,7 +604,7 @@ class Execution:
         try:
             return Done(run.task.codec.encode_result(value, self.max_result), run.effects)
         except InvalidJob as error:
-            return outcome_of(run, error, self.store_wall()) or Died(str(error))
+            return outcome_of(run, error, self.time.wall()) or Died(str(error))
 
     def _end(
         self,
@@ -616,71 +613,67 @@ class Execution:
         error: BaseException | None = None,
         settlement: Settlement | None = None,
     ) -> Settlement | None:
-        """What is to be recorded of a run that has ended; nothing, if its claim is lost. A run in a process of its own
-        brings its settlement."""
+        """A run has ended. Returns what is to be recorded; `None` if its claim is lost. A run in another process brings
+        its own settlement."""
         ran = self.ran(run)
         self.mean_run += (ran - self.mean_run) * 0.1
-        self.running.discard(run)
+        self.running.discard(run)  # as `_let_go` does, without a call for each job
+        run.queue.used -= 1
+        if run.pace is not None:
+            self._pacer.drop(run)
         # Its task's context holds the run: left as a cycle, every job would wait for the collector.
         run.handle = None
-        run.queue.used -= 1
         if run is self._alone:
             self._alone = None
             self._recall()
-        if run.pace is not None:
-            self._pacer.drop(run)
         if outcome is not None:
             settlement = settlement_of(run, outcome, ran)
-            if settlement.unstarted and run.pace is not None:
-                self._count(settlement)  # a start that was missed is no news
-            elif type(outcome) is not Done:
-                self._count(settlement)
-                log_end(run, settlement, error, self.store_now(), log)
-            elif self._logs_each:
-                log_end(run, settlement, None, 0, log)
-        elif settlement is None:
-            self.ended_otherwise["lost"] += 1
-        elif settlement.to is not State.DONE:
-            self._count(settlement)
-        if settlement is not None:
-            self._note_time(settlement, run)
-            self.settle_later(settlement, run.queue, may_be_settled=run.may_be_settled)
+            if type(outcome) is Done:
+                if self._logs_each:
+                    log_end(run, settlement, None, 0, log)
+            elif not settlement.unstarted or run.pace is None:  # a start that was missed is no news
+                log_end(run, settlement, error, self.time.now(), log)
+        self._hand_on(run, settlement)
         self._refill()
+        if self._watching is not None:
+            self._watching.ended(run, settlement, ran, error)
         return settlement
 
-    def _note_time(self, settlement: Settlement, run: Run) -> None:
-        """Learn how long runs of its task take; one that was cut short or given back does not say."""
-        if settlement.outcome not in ("lost", "released"):
-            self.run_times.note(run.claim.task, settlement.ran)
+    def _let_go(self, run: Run) -> None:
+        """It no longer runs, and frees its slot."""
+        self.running.discard(run)
+        run.queue.used -= 1
+        if run.pace is not None:
+            self._pacer.drop(run)
 
-    def _refill(self) -> None:
-        """A slot may be free."""
-        if (self.waiting or self.suspects) and not self.is_filling:
-            self._fill_slots()
-        self.on_slot_freed()
-
-    def _count(self, settlement: Settlement) -> None:
+    def _hand_on(self, run: Run, settlement: Settlement | None) -> None:
+        """Count how it has ended, and let that be recorded; without a settlement, its claim is lost."""
+        if settlement is None:
+            self.ended_otherwise["lost"] += 1
+            return
         if settlement.unstarted:
             self.attempts -= 1
         elif settlement.to in (State.DEAD, State.CANCELLED):
             self.ended_otherwise[str(settlement.to)] += 1
-        else:
+        elif settlement.to is not State.DONE:
             self.ended_otherwise["snoozed" if settlement.outcome == "snoozed" else "to be retried"] += 1
+        if settlement.outcome not in ("lost", "released"):  # which were cut short, or given back
+            self.run_times.note(run.claim.task, settlement.ran)
+        self.settle_later(settlement, run.queue, may_be_settled=run.may_be_settled)
+
+    def _refill(self) -> None:
+        if (self.waiting or self.suspects) and not self.is_filling:
+            self._fill_slots()
+        self._slots.note_freed()
 
     def ran(self, run: RunningJob) -> int:
         """Microseconds since its handler was called."""
         return self._now() - run.started_at
 
-    def store_now(self) -> int:
-        return self._now() + self.store_time.offset
-
-    def store_wall(self) -> int:
-        return self.store_now() - self.store_ahead
-
     # Stopping runs.
 
     def interrupt(self, run: Run, reason: Stop) -> None:
-        """Ask a run to stop: an async handler is cancelled, a thread sees its flag. A lost claim outranks all else."""
+        """Ask a run to stop: async handlers are cancelled, threads see a flag. A lost claim overrides the rest."""
         if run.stop is not None and reason is not Stop.GONE:
             return
         if reason is Stop.GONE and run.may_be_settled:
@@ -704,28 +697,24 @@ class Execution:
         if not self.give_back(run):
             outcome = None  # the watchdog has
         if run in self.running:
-            self.running.discard(run)
             self.attempts -= 1
             assert run.handle is not None
             run.handle.cancel()
             if run is self._alone:
                 self._alone = None
                 self._recall()
-        elif run in self.suspects:
-            self.suspects.remove(run)
-            run.queue.used += 1
         elif run in self.waiting:
             self.waiting.remove(run)
         else:
-            run.queue.used += 1
-        if run.pace is not None:
-            self._pacer.drop(run)
-        run.queue.used -= 1
+            if run in self.suspects:
+                self.suspects.remove(run)
+            run.queue.used += 1  # without a slot, which is about to be given up
+        self._let_go(run)
         if outcome is not None:
             self.settle_later(settle(run.claim, outcome, 0), run.queue)
 
     def give_back(self, run: Run) -> bool:
-        """Keep a run from beginning; False if it has begun, or was given back before. From any thread."""
+        """Keep a run from beginning; False if it has begun or was given back before. Thread-safe."""
         with self.beginning:
             if run.started_at or run.is_given_back:
                 return False
@@ -733,18 +722,18 @@ class Execution:
             return True
 
     def revoke(self, claims: Sequence[Claim]) -> list[Claim]:
-        """Keep claims from being taken in, and return those of which nothing was heard so far. From any thread."""
+        """Keep claims from being taken in, and return those that have not arrived here yet. Thread-safe."""
         with self.beginning:
             unheard = [claim for claim in claims if claim.lease not in self._heard_of]
             self._revoked.update(claim.lease for claim in unheard)
             return unheard
 
     def settle_instead(self, settlement: Settlement) -> None:
-        """The watchdog could not record this, as far as it knows."""
+        """The watchdog does not know whether it has recorded this."""
         self.settle_later(settlement, next(iter(self._slots.queues.values())), may_be_settled=True)
 
     def forget(self, runs: Iterable[Run]) -> None:
-        """The watchdog has given these back while the event loop was blocked."""
+        """The watchdog gave these back while the event loop was blocked."""
         for run in runs:
             if run in self.running or run in self.waiting or run in self.suspects or run in self._pacer.runs():
                 self._withdraw(run, None)
@@ -758,8 +747,7 @@ class Execution:
                 continue  # the process that runs it alone sees to it
             left = run.started_at + timeout - now if run.started_at else timeout
             if left <= 0:
-                claim = run.claim
-                log.warning("job %s (%s) ran longer than its timeout", claim.id, claim.task, extra={"claim": claim})
+                log_job(log, logging.WARNING, run.claim, " ran longer than its timeout")
                 self.interrupt(run, Stop.TIMEOUT)
             elif soonest is None or left < soonest:
                 soonest = left
@@ -769,14 +757,14 @@ class Execution:
     def _give_back_stale(self) -> None:
         self._give_up_being_alone()
         if self.suspects and self._lone is not None:
-            left = self.suspects[0].claim.claimed_at + HELD_AHEAD_AT_MOST - self.store_now()
+            left = self.suspects[0].claim.claimed_at + HELD_AHEAD_AT_MOST - self.time.now()
             if left > 0:
                 self._stale.set(self._clock.monotonic() + left)
             else:
                 for run in list(self.suspects):
                     self._withdraw(run, Released(NOT_YET_ALONE, ALONE_LATER))
         if self.waiting:
-            left = self.waiting[0].claim.claimed_at + HELD_AHEAD_AT_MOST - self.store_now()
+            left = self.waiting[0].claim.claimed_at + HELD_AHEAD_AT_MOST - self.time.now()
             if left > 0:
                 # Others have come meanwhile, in the place of those that have started.
                 self._stale.set(self._clock.monotonic() + left)
@@ -787,7 +775,7 @@ class Execution:
             self.give_back_unstarted("its worker was busy for longer than expected")
 
     def give_back_unstarted(self, reason: str) -> None:
-        """Release every claim whose handler has not been called: at once, and in its old place."""
+        """Release every claim whose handler has not been called, back to its old place."""
         unstarted = self.unstarted()
         for run in unstarted:
             self._withdraw(run, self.released(run, reason))
@@ -797,12 +785,12 @@ class Execution:
     # For those who look.
 
     def blocks(self) -> list[BlockedLoop]:
-        """What blocks, or has blocked last, the event loops of processes that run jobs for us. From any thread."""
+        """What blocks, or last blocked, the event loops of child processes. Thread-safe."""
         block = None if self._lone is None else self._lone.block
         return [] if block is None else [block]
 
     def unstarted(self) -> list[Run]:
-        """Every claim in hand whose handler has not been called."""
+        """Every claim held here whose handler has not been called."""
         running = (run for run in tuple(self.running) if run.started_at == 0)
         return [*self._pacer.runs(), *self.waiting, *self.suspects, *running]
 
@@ -811,24 +799,24 @@ class Execution:
         return list(self._slots.queues)
 
     def unknown_tasks(self) -> dict[str, str]:
-        """Tasks of which jobs were claimed lately that are not known here, each with its queue."""
+        """Unknown tasks of recently claimed jobs, each with its queue."""
         lately = self._now() - UNKNOWN_TOLD_FOR
         self._unknown_tasks = {task: found for task, found in self._unknown_tasks.items() if found[1] > lately}
         return {task: queue for task, (queue, _) in self._unknown_tasks.items()}
 
     def held(self) -> list[Run]:
-        """Every claim in hand that is worth keeping, started or not."""
+        """Every claim held here that is not lost, started or not."""
         # In the order in which they move on: the watchdog looks from another thread, and must not miss one that does.
         held = (*self._pacer.runs(), *self.suspects, *self.waiting, *self.running)
         return [run for run in held if run.stop is not Stop.GONE]
 
     @property
     def is_holding(self) -> bool:
-        """Whether something has begun here and has not ended, or is about to begin."""
+        """Whether something runs here, or is about to."""
         return bool(self.running or len(self._pacer))
 
     def misses(self, run: Run) -> bool:
-        """Whether the loss of its claim is one."""
+        """Whether losing its claim matters."""
         return True
 
     def leases(self) -> set[UUID]:
@@ -839,15 +827,14 @@ class Execution:
         return [run for run in self.held() if run.claim.id in wanted]
 
     async def all_ended(self) -> None:
-        """Return once nothing runs."""
         while self.running:
             await asyncio.wait([run.handle for run in self.running if run.handle is not None])
 
     async def kill_the_rest(self) -> None:
-        """What would not stop is left behind: a thread cannot be killed."""
+        """Runs that do not stop are left behind: a thread cannot be killed."""
 
     async def leave(self, within: float) -> None:
-        """Let processes end that run jobs for us, in so many seconds."""
+        """Let child processes end, within so many seconds."""
         await self._stop_preparing()
         if self._lone is not None:
             await self._lone.leave(within)

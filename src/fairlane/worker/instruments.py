@@ -1,23 +1,21 @@
 """Watching a worker: what it does becomes events, metrics and spans, for those who have asked for them.
 
-A worker that nobody watches has none of this. Nothing here waits for the database but one look for the traces of the
-jobs of a claim, and nothing here raises.
+Nothing here waits for the database but one look for the traces of the jobs of a claim, and nothing here raises.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from fairlane.clock import SECOND, Clock, Instant
+from fairlane.clock import SECOND
 from fairlane.events import (
     ClaimsLost,
     Event,
-    FollowUpsNotStored,
     GatesRecounted,
     JobEnded,
     JobsClaimed,
@@ -26,60 +24,67 @@ from fairlane.events import (
     LeasesRenewed,
     LoopDied,
     StoreLost,
-    StoreReturned,
-    WorkerStarted,
-    WorkerStopped,
-    WorkerStopping,
 )
-from fairlane.job import Claim, FollowUp, trace_of
+from fairlane.job import Claim, trace_of
 from fairlane.redaction import without_secrets
 from fairlane.scheduler.settlement import Settlement, Verdict
 from fairlane.store import records
 from fairlane.store.protocol import Claimed, Store, WorkerIdentity
+from fairlane.store.stats_values import BlockedLoop
 from fairlane.telemetry.metrics import NO_TASK, Metrics
 from fairlane.telemetry.telemetry import Carried, Telemetry
-from fairlane.worker.execution import Execution, Run
-from fairlane.worker.runs import RunningJob
+from fairlane.waits import StoreTime
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext
 
-    from fairlane.worker.worker import Worker
+    from fairlane.worker.runs import RunningJob
 
 REMEMBERED = 10_000
-"""Jobs whose enqueue or last run is remembered, for the links of the next."""
+"""Jobs whose enqueue or last run is remembered, to link the next run to it."""
 FOUND_WITHIN = 1.0
-"""Seconds for which a claim waits for the traces of its jobs."""
+"""Seconds that a claim waits for the traces of its jobs."""
 CLAIM_LOST = "claim lost"
 
 
 class Watching:
-    """The eyes on one worker."""
+    """What one worker reports of itself."""
 
     def __init__(
-        self, telemetry: Telemetry, identity: WorkerIdentity, store: Store, clock: Clock, *, nested: bool = False
+        self,
+        telemetry: Telemetry,
+        identity: WorkerIdentity,
+        store: Store,
+        time: StoreTime,
+        *,
+        nested: bool = False,
+        counts: bool = True,
     ) -> None:
-        self.telemetry = telemetry
-        self.metrics: Metrics | None = telemetry.metrics
-        self.store_now: Callable[[], Instant] = clock.now
+        read = telemetry.metrics if counts else None
+        self.metrics = read or Metrics(telemetry.failures)
+        """A registry that nobody reads, if nobody asked for metrics."""
+        self._time = time
+        self._failures = telemetry.failures
         self._hooks = telemetry.hooks
         self._tracing = telemetry.tracing
         self._is_traced = telemetry.tracing.tracer() is not None
-        self._worker = identity.name
+        self._worker = {"worker": identity.name}
         self._store = store
         self._nested = nested
         self._origins: OrderedDict[UUID, Carried] = OrderedDict()
         self._last_runs: OrderedDict[UUID, SpanContext] = OrderedDict()
         self._spans: dict[RunningJob, Span] = {}
+        self.is_wanted = read is not None or self._is_traced or bool(self._hooks)
+        """Whether anybody asked for events, metrics or traces of single jobs."""
 
-    def _tell(self, kind: type[Event], **fields: Any) -> None:
+    def tell(self, kind: type[Event], **fields: Any) -> None:
         if self._hooks.wants(kind):
-            self._hooks.emit(kind(at=self.store_now(), **fields))
+            self._hooks.emit(kind(at=self._time.now(), **fields, **self._worker))
 
     # Claims.
 
     async def find_origins(self, claims: Sequence[Claim]) -> None:
-        """Where these jobs were enqueued, for the spans of their runs. Without it they run all the same."""
+        """Look up where these jobs were enqueued, for the spans of their runs. They run without it too."""
         if not claims or not self._is_traced:
             return
         try:
@@ -87,73 +92,59 @@ class Watching:
                 contexts = await self._store.run(records.contexts([claim.id for claim in claims]))
             self.remember_origins({job: trace_of(context) for job, context in contexts.items()})
         except Exception as error:
-            self.telemetry.failures.note("trace", "looking up the traces of claimed jobs failed", error)
+            self._failures.note("trace", "looking up the traces of claimed jobs failed", error)
 
     def remember_origins(self, traces: Mapping[UUID, Carried | None]) -> None:
-        """Where these were enqueued, as far as anybody knows."""
         for job, trace in traces.items():
             if trace is not None:
                 _remember(self._origins, job, trace)
 
     def origin(self, job: UUID) -> Carried | None:
-        """Where this one was, for the process that runs it."""
+        """Where this job was enqueued, for the process that runs it."""
         return self._origins.pop(job, None) if self._origins else None
 
     def claimed(self, queue: str, claimed: Claimed, took: float, lock_wait: float | None) -> None:
-        """A claim is back after so many seconds."""
-        count = len(claimed.claims)
-        if (metrics := self.metrics) is not None:
-            of_queue = (queue,)
-            metrics.claim_time.observe(took, of_queue)
-            metrics.claim_size.observe(count, of_queue)
-            if lock_wait is not None:
-                metrics.lock_wait.observe(lock_wait, of_queue)
-            if claimed.folded:
-                metrics.folded.add(of_queue, claimed.folded)
-            if count:
-                metrics.claimed.add(of_queue, count)
-            else:
-                metrics.empty_claims.add(of_queue)
+        """A claim has returned after so many seconds."""
+        count, metrics, of_queue = len(claimed.claims), self.metrics, (queue,)
+        metrics.claim_time.observe(took, of_queue)
+        metrics.claim_size.observe(count, of_queue)
+        if lock_wait is not None:
+            metrics.lock_wait.observe(lock_wait, of_queue)
+        if claimed.folded:
+            metrics.folded.add(of_queue, claimed.folded)
+        if count:
+            metrics.claimed.add(of_queue, count)
+        else:
+            metrics.empty_claims.add(of_queue)
         if count and self._hooks.wants(JobsClaimed):
             jobs = tuple(claim.id for claim in claimed.claims)
-            self._tell(JobsClaimed, queue=queue, worker=self._worker, jobs=jobs, took=timedelta(seconds=took))
+            self.tell(JobsClaimed, queue=queue, jobs=jobs, took=timedelta(seconds=took))
 
     # Runs.
 
     def count_start(self, claim: Claim) -> int:
-        """A job starts, here or in another process; the microseconds that it has waited."""
-        waited = self.store_now() - claim.enqueued_at
-        if (metrics := self.metrics) is not None:
-            metrics.started.add((claim.queue, claim.task))
-            if claim.attempt == 1:
-                metrics.wait.observe(max(0, waited) / SECOND, (claim.queue,))
+        """A job starts, here or in a child process. Returns the microseconds that it has waited."""
+        waited = self._time.now() - claim.enqueued_at
+        self.metrics.started.add((claim.queue, claim.task))
+        if claim.attempt == 1:
+            self.metrics.wait.observe(max(0, waited) / SECOND, (claim.queue,))
         return waited
 
     def count_end(self, claim: Claim, settlement: Settlement | None, ran: int) -> str:
-        """A job has ended, here or in another process; what became of it."""
+        """A job has ended, here or in a child process. Returns what became of it."""
         outcome = CLAIM_LOST if settlement is None else settlement.outcome
-        if (metrics := self.metrics) is not None:
-            is_death = settlement is not None and settlement.is_death
-            metrics.ended.add((claim.queue, claim.task, "dead" if is_death else outcome))
-            if settlement is None or not settlement.unstarted:
-                metrics.run.observe(ran / SECOND, (claim.queue, claim.task))
+        is_death = settlement is not None and settlement.is_death
+        self.metrics.ended.add((claim.queue, claim.task, "dead" if is_death else outcome))
+        if settlement is None or not settlement.unstarted:
+            self.metrics.run.observe(ran / SECOND, (claim.queue, claim.task))
         return outcome
 
     def started(self, run: RunningJob) -> object:
-        """A handler is about to be called. Returned is what `left` is to be given."""
+        """A handler is about to be called. Returns what to pass to `left`."""
         claim = run.claim
         waited = self.count_start(claim)
         if self._hooks.wants(JobStarted):
-            self._tell(
-                JobStarted,
-                queue=claim.queue,
-                worker=self._worker,
-                job=claim.id,
-                task=claim.task,
-                keys=claim.keys,
-                attempt=claim.attempt,
-                waited=timedelta(microseconds=max(0, waited)),
-            )
+            self.tell(JobStarted, **_attempt(claim), waited=timedelta(microseconds=max(0, waited)))
         if not self._is_traced:
             return None
         span = self._tracing.processing(
@@ -172,14 +163,9 @@ class Watching:
         claim = run.claim
         outcome = self.count_end(claim, settlement, ran)
         if self._hooks.wants(JobEnded):
-            self._tell(
+            self.tell(
                 JobEnded,
-                queue=claim.queue,
-                worker=self._worker,
-                job=claim.id,
-                task=claim.task,
-                keys=claim.keys,
-                attempt=claim.attempt,
+                **_attempt(claim),
                 max_attempts=claim.max_attempts,
                 outcome=outcome,
                 state=None if settlement is None else settlement.to,
@@ -193,74 +179,45 @@ class Watching:
             if settlement is None or not settlement.to.is_final:
                 _remember(self._last_runs, claim.id, span.get_span_context())
 
-    def lagged(self, lag: int) -> None:
-        """A process that runs jobs for us has answered so many microseconds late: its event loop was busy."""
-        if self.metrics is not None:
-            self.metrics.lag.observe(lag / SECOND)
-
     # Settlements and leases.
 
     def settled(self, count: int, took: float) -> None:
-        """So many outcomes were recorded together."""
-        if (metrics := self.metrics) is not None:
-            metrics.settle_time.observe(took)
-            metrics.settle_size.observe(count)
+        self.metrics.settle_time.observe(took)
+        self.metrics.settle_size.observe(count)
 
     def claims_lost(self, jobs: Sequence[UUID], reason: str) -> None:
-        """These jobs were taken over from us."""
-        if self.metrics is not None:
-            self.metrics.claims_lost.add((reason,), len(jobs))
-        self._tell(ClaimsLost, worker=self._worker, jobs=tuple(jobs))
-
-    def not_stored(self, job: UUID, follow_ups: Sequence[FollowUp]) -> None:
-        """Follow-ups of a job that is done were not stored."""
-        self._tell(FollowUpsNotStored, worker=self._worker, job=job, follow_ups=tuple(follow_ups))
+        self.metrics.claims_lost.add((reason,), len(jobs))
+        self.tell(ClaimsLost, jobs=tuple(jobs))
 
     def renewed(self, leases: int, gone: int) -> None:
-        if self.metrics is not None:
-            self.metrics.renewals.add((), leases - gone)
-        self._tell(LeasesRenewed, worker=self._worker, leases=leases, gone=gone)
+        self.metrics.renewals.add((), leases - gone)
+        self.tell(LeasesRenewed, leases=leases, gone=gone)
 
     def recounted(self, queue: str, gates: int) -> None:
-        if self.metrics is not None:
-            self.metrics.recounted.add((queue,), gates)
-        self._tell(GatesRecounted, worker=self._worker, queue=queue, gates=gates)
+        self.metrics.recounted.add((queue,), gates)
+        self.tell(GatesRecounted, queue=queue, gates=gates)
 
     def reaped(self, settlements: Sequence[Settlement]) -> None:
-        if self.metrics is not None:
-            self.metrics.reaped.add((), len(settlements))
-        self._tell(JobsReaped, worker=self._worker, jobs=tuple(each.job for each in settlements))
+        self.metrics.reaped.add((), len(settlements))
+        self.tell(JobsReaped, jobs=tuple(each.job for each in settlements))
 
     # The worker itself.
 
     def store_lost(self, doing: str, error: BaseException) -> None:
-        if self.metrics is not None:
-            self.metrics.outages.add()
-        self._tell(StoreLost, worker=self._worker, doing=doing, error=without_secrets(str(error)))
+        self.metrics.outages.add()
+        self.tell(StoreLost, doing=doing, error=without_secrets(str(error)))
 
-    def store_returned(self) -> None:
-        self._tell(StoreReturned, worker=self._worker)
-
-    def loop_blocked(self, task: str | None, seconds: float) -> None:
-        if self.metrics is not None:
-            self.metrics.blocked.add((task or NO_TASK,), seconds)
+    def loop_blocked(self, block: BlockedLoop) -> None:
+        """A handler blocks the event loop, or has done so."""
+        if block.until is not None:
+            self.metrics.blocked.add((block.task or NO_TASK,), (block.until - block.since) / SECOND)
 
     def loop_died(self, loop: str, cause: str) -> None:
-        self._tell(LoopDied, worker=self._worker, loop=loop, cause=cause)
+        self.tell(LoopDied, loop=loop, cause=cause)
 
-    def worker_started(self, queues: Iterable[str]) -> None:
-        self._tell(WorkerStarted, worker=self._worker, queues=tuple(queues))
 
-    def worker_stopping(self, running: int) -> None:
-        self._tell(WorkerStopping, worker=self._worker, running=running)
-
-    def worker_stopped(self, worker: Worker) -> None:
-        self._tell(
-            WorkerStopped,
-            worker=self._worker,
-            left_running=worker.left_running,
-            left_unsettled=worker.left_unsettled,
-        )
+def _attempt(claim: Claim) -> dict[str, Any]:
+    return {"queue": claim.queue, "job": claim.id, "task": claim.task, "keys": claim.keys, "attempt": claim.attempt}
 
 
 def _remember(known: OrderedDict[UUID, Any], job: UUID, value: Any) -> None:
@@ -268,44 +225,3 @@ def _remember(known: OrderedDict[UUID, Any], job: UUID, value: Any) -> None:
     known.move_to_end(job)
     if len(known) > REMEMBERED:
         known.popitem(last=False)
-
-
-class WatchedExecution(Execution):
-    """Runs jobs as an execution does, and tells of each."""
-
-    watching: Watching
-
-    async def _run_async(self, run: Run) -> None:
-        if run.is_given_back:
-            return
-        entered = self.watching.started(run)
-        try:
-            await super()._run_async(run)
-        finally:
-            self.watching.left(entered)
-
-    async def _run_in_thread(self, run: Run) -> None:
-        if run.is_given_back:
-            return
-        entered = self.watching.started(run)
-        try:
-            await super()._run_in_thread(run)
-        finally:
-            self.watching.left(entered)
-
-    async def _run_alone(self, run: Run) -> None:
-        if run.is_given_back:
-            return
-        entered = self.watching.started(run)
-        try:
-            await super()._run_alone(run)
-        finally:
-            self.watching.left(entered)
-
-    def _end(
-        self, run: Run, outcome: Any, error: BaseException | None = None, settlement: Settlement | None = None
-    ) -> Settlement | None:
-        ran = self._now() - run.started_at
-        settlement = super()._end(run, outcome, error, settlement)
-        self.watching.ended(run, settlement, ran, error)
-        return settlement

@@ -16,14 +16,14 @@ from fairlane.errors import Signal, UndecodablePayload
 from fairlane.job import Claim, State
 from fairlane.redaction import exception_text, json_text, without_secrets, without_secrets_in
 from fairlane.scheduler.settlement import Settlement
-from fairlane.worker.runs import Stop, current_run, summary, users_frames
+from fairlane.worker.runs import Stop, current_run, log_job, summary, users_frames
 
 if TYPE_CHECKING:
     from fairlane.worker.runs import RunningJob
 
 
 LONGEST_REASON = 500
-"""Characters of an error in a message; its traceback has the rest."""
+"""Characters of an error in a message; the traceback has the rest."""
 
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "claim", "job"}
 _ENDINGS = {"retry": "asked for a retry", "dead": "failed for good"}
@@ -37,14 +37,7 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 def log_start(run: RunningJob, log: logging.Logger) -> None:
     """A handler is about to be called."""
     claim = run.claim
-    log.debug(
-        "job %s (%s) attempt %d of %d started",
-        claim.id,
-        claim.task,
-        claim.attempt,
-        claim.max_attempts,
-        extra={"claim": claim},
-    )
+    log_job(log, logging.DEBUG, claim, " attempt %d of %d started", claim.attempt, claim.max_attempts)
 
 
 def claimed_jobs(count: int) -> str:
@@ -62,55 +55,26 @@ def log_end(
         error = None
     # An error raised because we stopped the run says nothing. The settlement says why we did.
     reason = summary(error) if error is not None and run.stop is None else settlement.error or ""
-    log.log(
-        _level(settlement),
-        "job %s (%s) attempt %d of %d %s%s%s",
-        claim.id,
-        claim.task,
-        claim.attempt,
-        claim.max_attempts,
-        _ENDINGS.get(settlement.outcome, settlement.outcome),
-        _what_next(settlement, now),
-        f": {_first_line(reason)}" if reason else "",
-        exc_info=_worth_a_traceback(run, settlement, error),
-        extra={"claim": claim, **_fields(claim, settlement, now)},
-    )
-
-
-def _level(settlement: Settlement) -> int:
-    if settlement.to is State.DONE:
-        return logging.DEBUG
-    if settlement.to is State.DEAD:
-        return logging.ERROR
-    return logging.INFO if settlement.outcome in _NEWS else logging.WARNING
-
-
-def _what_next(settlement: Settlement, now: Instant) -> str:
+    level, then = logging.INFO if settlement.outcome in _NEWS else logging.WARNING, ""
+    fields: dict[str, Any] = {"max_attempts": claim.max_attempts, "outcome": settlement.outcome}
+    fields |= {"state": str(settlement.to), "ran_ms": round(settlement.ran / 1_000, 3)}
     match settlement.to:
         case State.DONE:
-            return f" in {measured(settlement.ran / SECOND)}"
+            level, then = logging.DEBUG, f" in {measured(settlement.ran / SECOND)}"
         case State.DEAD:
-            return ", the job is dead"
+            level, then = logging.ERROR, ", the job is dead"
         case State.READY:
-            return ", the job is ready again"
+            then = ", the job is ready again"
         case State.SCHEDULED:
             delay = (settlement.delay or 0) / SECOND
             at = as_datetime(now + (settlement.delay or 0))
             wait = lasting(delay) if delay >= 1 else measured(delay)
-            return f", next attempt in {wait} ({at:{'%H:%M:%S' if delay < 86_400 else '%Y-%m-%d %H:%M'}} UTC)"
-    return ""
-
-
-def _fields(claim: Claim, settlement: Settlement, now: Instant) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "max_attempts": claim.max_attempts,
-        "outcome": settlement.outcome,
-        "state": str(settlement.to),
-        "ran_ms": round(settlement.ran / 1_000, 3),
-    }
-    if settlement.to is State.SCHEDULED:
-        found["next_attempt_at"] = as_datetime(now + (settlement.delay or 0)).isoformat()
-    return found
+            then = f", next attempt in {wait} ({at:{'%H:%M:%S' if delay < 86_400 else '%Y-%m-%d %H:%M'}} UTC)"
+            fields["next_attempt_at"] = at.isoformat()
+    said = f"{_ENDINGS.get(settlement.outcome, settlement.outcome)}{then}{f': {_first_line(reason)}' if reason else ''}"
+    trace = _worth_a_traceback(run, settlement, error)
+    words = " attempt %d of %d %s"
+    log_job(log, level, claim, words, claim.attempt, claim.max_attempts, said, error=trace, **fields)
 
 
 def _first_line(text: str) -> str:
@@ -121,7 +85,7 @@ def _first_line(text: str) -> str:
 
 
 def _worth_a_traceback(run: RunningJob, settlement: Settlement, error: BaseException | None) -> _ExcInfo | None:
-    """What was raised, without the frames of ours; of a signal that a handler raised, what made it do so."""
+    """What was raised, without our own frames; for a signal that a handler raised, its cause."""
     if error is None or settlement.outcome in _NEWS or run.stop not in (None, Stop.TIMEOUT):
         return None
     found: BaseException | None = error
@@ -135,7 +99,7 @@ def _worth_a_traceback(run: RunningJob, settlement: Settlement, error: BaseExcep
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, and those that it was raised from."""
+    """An error and its causes."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -147,18 +111,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def log_lost(claim: Claim, log: logging.Logger) -> None:
-    """A run goes on for nothing."""
-    log.error(
-        "job %s (%s): ClaimLost: %s; nothing of this run is recorded",
-        claim.id,
-        claim.task,
-        Stop.GONE.value,
-        extra={"claim": claim},
-    )
+    """A run goes on in vain."""
+    log_job(log, logging.ERROR, claim, ": ClaimLost: %s; nothing of this run is recorded", Stop.GONE.value)
 
 
 def log_unreadable(claim: Claim, error: UndecodablePayload, log: logging.Logger) -> None:
-    log.error("job %s (%s) is set aside as dead: %s", claim.id, claim.task, error, extra={"claim": claim})
+    log_job(log, logging.ERROR, claim, " is set aside as dead: %s", error)
 
 
 # The format.
@@ -168,7 +126,7 @@ class JsonLines(logging.Formatter):
     """Each record as a JSON object: `time`, `level`, `logger`, `message`, `worker`, and the job it is about, or that
     was running where it was written.
 
-    What a program gives as `extra=` is in it too, without what is called a secret or is a text that holds one.
+    Values that a program gives as `extra=` are included, with secrets removed.
     """
 
     def __init__(self, worker: str) -> None:
@@ -195,7 +153,7 @@ class JsonLines(logging.Formatter):
 
 
 def _about(record: logging.LogRecord) -> dict[str, Any]:
-    """The job that a record is about: the one that it names, else the one that runs here."""
+    """The job that a record is about: the one that it names, or else the one that runs here."""
     claim = getattr(record, "claim", None)
     job = getattr(record, "job", None)
     if not isinstance(claim, Claim):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, get_args
 
 from fairlane.clock import duration_of, microseconds
 from fairlane.errors import ConfigurationError
@@ -108,17 +108,22 @@ class WorkerOptions:
     it, a job that may have killed its process waits until nothing else runs here, and what comes after it waits too."""
 
     def __post_init__(self) -> None:
-        _whole("concurrency", self.concurrency, 1, MOST_SLOTS)
-        if self.prefetch is not None:
-            _whole("prefetch", self.prefetch, 0, MOST_SLOTS)
-        if self.order not in ("weighted", "strict"):
-            raise ConfigurationError(f"order={shown(self.order)} is unknown; use 'weighted' or 'strict'")
-        if self.metrics_port is not None:
-            _whole("metrics_port", self.metrics_port, 0, 65_535)
+        for setting, fewest, most in (
+            ("concurrency", 1, MOST_SLOTS),
+            ("prefetch", 0, MOST_SLOTS),
+            ("metrics_port", 0, 65_535),
+            ("processes", 1, MOST_PROCESSES),
+            ("metrics_keys", 0, 500),
+        ):
+            if (value := getattr(self, setting)) is not None or setting not in ("prefetch", "metrics_port"):
+                _whole(setting, value, fewest, most)
+        for setting, known in (("order", Order), ("traces", Traces)):
+            one, other = get_args(known)
+            if (value := getattr(self, setting)) not in (one, other):
+                raise ConfigurationError(f"{setting}={shown(value)} is unknown; use {one!r} or {other!r}")
         check_value("worker", "name", self.name, str | None)
         check_value("worker", "command", self.command, Sequence[str])
         object.__setattr__(self, "command", tuple(self.command))
-        _whole("processes", self.processes, 1, MOST_PROCESSES)
         if self.processes > 1 and not self.command:
             raise ConfigurationError(
                 f"processes={self.processes} needs the command that starts one; run `fairlane worker --processes "
@@ -129,17 +134,17 @@ class WorkerOptions:
             raise ConfigurationError(f"metrics_host={self.metrics_host!r} is not an address; give one, or leave it out")
         if not isinstance(self.metrics_fleet, bool):
             raise ConfigurationError(f"metrics_fleet={shown(self.metrics_fleet)} is neither True nor False; give one")
-        _whole("metrics_keys", self.metrics_keys, 0, 500)
-        if self.traces not in ("linked", "nested"):
-            raise ConfigurationError(f"traces={shown(self.traces)} is unknown; use 'linked' or 'nested'")
-        for setting, least, most in (
+        for setting, least, longest in (
             ("lease", "100ms", "1d"),
             ("drain_timeout", "0s", "7d"),
             ("cancel_grace", "0s", "1d"),
             ("poll", "1s", "1d"),
             ("long_run", "1s", "7d"),
         ):
-            object.__setattr__(self, setting, _time(setting, getattr(self, setting), least, most))
+            amount = duration_of(setting, value := getattr(self, setting))
+            if not microseconds(least) <= amount <= microseconds(longest):
+                raise ConfigurationError(f"{setting}={value!r} does not lie between {least} and {longest}")
+            object.__setattr__(self, setting, timedelta(microseconds=amount))
         object.__setattr__(self, "queues", _shares(self.queues))
         _check_slots(self.shares, self.concurrency)
 
@@ -213,10 +218,3 @@ def _number(text: str, number: str) -> float:
         return float(number)
     except ValueError:
         raise ConfigurationError(f"queues: {text!r}: {number!r} is not a weight") from None
-
-
-def _time(setting: str, value: Duration, least: str, most: str) -> timedelta:
-    amount = duration_of(setting, value)
-    if not microseconds(least) <= amount <= microseconds(most):
-        raise ConfigurationError(f"{setting}={value!r} does not lie between {least} and {most}")
-    return timedelta(microseconds=amount)

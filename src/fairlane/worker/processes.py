@@ -1,8 +1,8 @@
-"""Processes that run jobs for a worker, as it sees them: how each starts, how it ended, how it ends with its parent.
+"""Child processes that run jobs for a worker, as it sees them: how they start, how they end, and what they exchange.
 
-The worker keeps the claims: it renews leases, hears of cancellations and settles. A process runs handlers, with the
-app, its middleware and its database (see `Runner`), several jobs at a time or, for a job that may have killed its
-process, one with nothing beside it. They talk over a socket, several jobs a message.
+The worker keeps the claims: it renews leases, learns of cancellations and settles. A child process runs handlers, with
+the app, its middleware and its database (see `Runner`): several jobs at a time or, for a job that may have killed its
+process, one job alone. They exchange messages over a socket, several jobs per message.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 EXIT_ORPHANED = 4
 ORPHANED_LOOK = 0.1
-"""Seconds between two looks whether a process that is to end by itself has begun something instead."""
+"""Seconds between two checks whether a process that should end by itself has begun something."""
 PR_SET_PDEATHSIG = 1
 
 
 def die_with(descriptor: int, is_busy: Callable[[], bool] = lambda: True) -> None:
-    """End this process at once when whoever holds the other end of this pipe or socket is gone: nobody else would stop
-    it, and what it runs is soon run elsewhere. One that is not busy ends by itself."""
+    """End this process at once when the holder of the other end of this pipe or socket is gone: nobody else would stop
+    it, and its jobs will soon run elsewhere. A process that is not busy ends by itself."""
     hung_up = select.poll()
     hung_up.register(descriptor, 0)
 
@@ -65,14 +65,13 @@ def die_with(descriptor: int, is_busy: Callable[[], bool] = lambda: True) -> Non
 
 
 def die_with_parent() -> None:
-    """Let the system kill this process when the one that started it dies, also where no thread of ours gets its turn:
-    a handler may keep the interpreter to itself, in C. Only Linux does so."""
+    """Let the system kill this process when its parent dies, even if no thread of ours can run: C code of a handler may
+    hold the interpreter. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def command_of_worker(arguments: Sequence[str]) -> list[str]:
-    """`fairlane worker …`, as a process of its own."""
     return [sys.executable, "-m", "fairlane.cli", "worker", *arguments]
 
 
@@ -86,11 +85,11 @@ def how(code: int | None) -> str:
 
 HEEDED_BY_THE_WORKER = (signal.SIGINT, signal.SIGTERM)
 ENDS_WITHIN = 2.0
-"""Seconds that an idle child has to end by itself."""
+"""Seconds for an idle child to end by itself."""
 
 
 class ProcessDied(BaseException):
-    """The process that ran a task is gone. No `Exception`: whatever a task retries on, this is a failed attempt."""
+    """The process that ran a task is gone. Not an `Exception`: the attempt failed, whatever the task's `retry_on`."""
 
 
 class Child:
@@ -118,9 +117,10 @@ class Child:
     def call(
         self, task: Task[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[Any, BaseException | None]:
-        """Run a call there, and wait: for a thread. An error is returned, not raised."""
+        """Run a call there and wait, in a thread. An error is returned, not raised."""
         try:
-            self._pipe.send_bytes(pickle.dumps((*_place_of(task), tuple(args), kwargs)))
+            function = task.function
+            self._pipe.send_bytes(pickle.dumps((function.__module__, function.__qualname__, tuple(args), kwargs)))
             answer: tuple[Any, BaseException | None] = pickle.loads(self._pipe.recv_bytes())
         except (EOFError, OSError):
             self._process.join(ENDS_WITHIN)
@@ -136,7 +136,6 @@ class Child:
         self._process.kill()
 
     def close(self) -> None:
-        """Let it end: it reads the end of the pipe."""
         self._pipe.close()
         self._process.join(ENDS_WITHIN)
         self._process.kill()
@@ -144,7 +143,7 @@ class Child:
 
 
 class ProcessPool:
-    """As many children as are needed at once, up to the number of processors."""
+    """As many children as are needed at once, up to the number of CPUs."""
 
     def __init__(self, most: int | None = None) -> None:
         self._places = asyncio.Semaphore(most or _processors())
@@ -152,7 +151,7 @@ class ProcessPool:
 
     @contextlib.asynccontextmanager
     async def child(self) -> AsyncIterator[Child]:
-        """A child for one call, once there is one to have."""
+        """A child for one call, once one is free."""
         async with self._places:
             child = self._idle.pop() if self._idle else None
             if child is None or not child.is_alive:
@@ -176,10 +175,6 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _place_of(task: Task[..., Any]) -> tuple[str, str]:
-    return task.function.__module__, task.function.__qualname__
-
-
 # In the child.
 
 
@@ -187,7 +182,7 @@ def _serve(pipe: Connection) -> None:
     # A Ctrl-C at the terminal reaches us too, and so does the SIGTERM of a supervisor that tells all processes of a
     # service. Whether we go on is the worker's decision. Not ignored: what a task starts would ignore them as well.
     for each in HEEDED_BY_THE_WORKER:
-        signal.signal(each, _go_on)
+        signal.signal(each, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HEEDED_BY_THE_WORKER)
     is_busy = False
     die_with(pipe.fileno(), lambda: is_busy)
@@ -203,9 +198,6 @@ def _serve(pipe: Connection) -> None:
             pipe.send_bytes(answer)
         except OSError:
             return
-
-
-def _go_on(_signal: int, _frame: object) -> None: ...
 
 
 def _answer(request: bytes) -> bytes:
@@ -234,26 +226,24 @@ def _told(error: BaseException) -> bytes:
 
 LENGTH = 4
 AT_ONCE = 1 << 18
-"""Bytes that are read in one go."""
+"""Bytes to read at once."""
 
 
 class Handed(msgspec.Struct, frozen=True, array_like=True):
-    """A job to run, if it can begin by then (by the monotonic clock, which all processes of a machine share)."""
+    """A job to run if it can begin by then (by the monotonic clock, which all processes of a machine share)."""
 
     claim: Claim
     begin_by: int
     is_paced: bool = False
-    """Its start is to be told at once: another waits for it."""
+    """Report its start at once: another job waits for it."""
     trace: dict[str, str] | None = None
     """Where it was enqueued."""
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
-    """Run these."""
-
     jobs: list[Handed]
     offset: int
-    """What queue time is ahead of the monotonic clock."""
+    """How far queue time is ahead of the monotonic clock."""
     ahead: int
     """And of the store's clock."""
 
@@ -266,7 +256,7 @@ class Interrupt(msgspec.Struct, frozen=True, array_like=True, tag="interrupt"):
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
-    """There is nothing more to run: end in order."""
+    """There is nothing more to run."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -282,13 +272,13 @@ class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
 
 
 class End(msgspec.Struct, frozen=True, array_like=True):
-    """What became of one job: a settlement; without one, its claim was lost, or it has not begun."""
+    """What became of one job. Without a settlement, its claim was lost, or it did not begin."""
 
     job: UUID
     settlement: Settlement | None = None
     may_be_settled: bool = False
     is_unbegun: bool = False
-    """It could not begin in time, and does not any more."""
+    """It could not begin in time, and will not."""
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
@@ -312,8 +302,8 @@ decode_order: Callable[[bytes], Order] = msgspec.msgpack.Decoder(Order).decode
 
 
 class Line:
-    """One end of a socket that carries messages. What is sent is with the system when `send` returns, if there is room:
-    it arrives although its sender dies in the next moment."""
+    """One end of a socket that carries messages. When `send` returns, the system has the message if there was room, so
+    it arrives even if the sender dies in the next moment."""
 
     def __init__(self, connection: socket.socket, hear: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         connection.setblocking(False)
@@ -363,7 +353,7 @@ class Line:
                 self._loop.remove_writer(self._socket.fileno())
 
     def _read(self) -> bool:
-        """Take what has come; whether there was anything."""
+        """Take what has arrived. Returns whether there was anything."""
         try:
             data = self._socket.recv(AT_ONCE)
         except (BlockingIOError, InterruptedError):
@@ -388,7 +378,6 @@ class Line:
         self._received = data[at:]
 
     def drain(self) -> None:
-        """Take everything that has been sent until now."""
         while self._socket.fileno() >= 0 and self._read():
             pass
 
@@ -407,16 +396,16 @@ class Mate:
     ) -> None:
         self.slots = slots
         self.runs: dict[UUID, Run] = {}
-        """What it has been handed and has not ended, by job."""
+        """What it was handed and has not ended, by job."""
         self.revoked: dict[UUID, int] = {}
-        """What was taken back from it, until it says that it knows, and when it was handed over. It is given nothing
+        """Jobs that were taken back and when they were handed over, until it confirms that. It gets no jobs
         meanwhile."""
         self.unseen: deque[tuple[int, Run]] = deque()
-        """What was handed to it and is not known to have begun, with the time by which it has to."""
+        """What it was handed and may not have begun, with the time by which it must begin."""
         self.is_alone = False
-        """It runs a job that nothing may run beside."""
+        """It runs a job that must run alone."""
         self.block: BlockedLoop | None = None
-        """What blocks its event loop, or has blocked it last."""
+        """What blocks its event loop, or last blocked it."""
         self._command = list(command)
         self._hear_news = hear
         self._box: BlackBox | None = None
@@ -435,7 +424,7 @@ class Mate:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a handler that is known blocks its event loop."""
+        """Whether a known handler blocks its event loop."""
         return self.block is not None and self.block.until is None
 
     @property
@@ -445,11 +434,11 @@ class Mate:
 
     @property
     def capacity(self) -> int:
-        """How many jobs it can hold as things are."""
+        """How many jobs it can hold now."""
         return len(self.runs) if self.revoked or self.is_alone else self.slots
 
     async def start(self) -> None:
-        """Have a process that waits for jobs. `OSError` if there is none to be had."""
+        """Start the process and wait until it is ready for jobs. Raises `OSError` if it cannot be started."""
         ours, theirs = socket.socketpair()
         box = self._box = BlackBox.empty(self.slots)
         self._line = Line(ours, self._hear, self.kill)
@@ -502,7 +491,7 @@ class Mate:
             self._line.send(order)
 
     def begun(self) -> dict[UUID, Noted]:
-        """Of what it was handed, that which has begun; everything that it has told so far is heard first."""
+        """Which of its jobs have begun. Everything that it has sent so far is read first."""
         if self._line is not None:
             self._line.drain()
         return {} if self._box is None else self._box.read()
@@ -515,7 +504,7 @@ class Mate:
                 os.kill(self._process.pid, signal.SIGKILL)
 
     async def gone(self) -> str:
-        """Return once it has ended, and how. What it told before that is heard."""
+        """Wait until it has ended. Returns how; what it sent before that is read."""
         assert self._process is not None
         code = await self._process.wait()
         if self._line is not None:
@@ -524,7 +513,7 @@ class Mate:
         return how(code)
 
     async def leave(self, within: float) -> None:
-        """Let it end in order, if it can do so in so many seconds."""
+        """Let it end by itself within so many seconds; then kill it."""
         if self._process is None:
             return
         self.send(Leave())
@@ -537,7 +526,6 @@ class Mate:
         self.close()
 
     def close(self) -> None:
-        """It has ended, and what it noted is known."""
         if self._line is not None:
             self._line.close()
         if self._box is not None:
@@ -546,7 +534,7 @@ class Mate:
 
 
 class Gone(msgspec.Struct, frozen=True):
-    """The process died of it, or beside it."""
+    """The process died."""
 
     how: str
     had_begun: bool
@@ -554,7 +542,7 @@ class Gone(msgspec.Struct, frozen=True):
 
 
 class LoneProcess:
-    """A process for one job at a time, started when there is something for it to do, and kept for the next."""
+    """A process for one job at a time, started when it is needed and kept for the next job."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
@@ -568,7 +556,7 @@ class LoneProcess:
         return self._mate is not None and self._mate.is_ready
 
     async def start(self) -> None:
-        """Have a process that waits for a job. `OSError` if there is none to be had."""
+        """Start the process if there is none. Raises `OSError` if it cannot be started."""
         if self.is_ready:
             return
         if self._mate is not None:
@@ -578,7 +566,7 @@ class LoneProcess:
 
     @property
     def block(self) -> BlockedLoop | None:
-        """What blocks its event loop, or has blocked it last."""
+        """What blocks its event loop, or last blocked it."""
         return None if self._mate is None else self._mate.block
 
     def _hear(self, _mate: Mate, news: Began | Ended | Blocked) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import SECOND, Clock
+from fairlane.clock import SECOND
 from fairlane.store import records
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.stats import Looking, Moment
@@ -21,9 +22,9 @@ from fairlane.store.stats_values import WorkerReport, WorkerSeen, dead_loops, re
 from fairlane.telemetry.endpoint import Answer, Endpoint
 from fairlane.telemetry.metrics import CONTENT_TYPE, LOOKED_UP_EVERY, Fleet, Labels, Metrics, as_text
 from fairlane.telemetry.telemetry import Telemetry
-from fairlane.waits import Outage, jittered, pause
+from fairlane.waits import jittered, pause
 from fairlane.worker.options import WorkerOptions
-from fairlane.worker.supervision import Troubles
+from fairlane.worker.runtime import Runtime
 
 if TYPE_CHECKING:
     from fairlane.worker.worker import Worker
@@ -41,29 +42,23 @@ async def showing(worker: Worker, telemetry: Telemetry, options: WorkerOptions) 
     if metrics is None:
         yield
         return
-    fleet = None
-    if telemetry.fleet is not None and options.metrics_fleet:
-        fleet = Fleet(telemetry.fleet, telemetry.failures, options.metrics_keys)
-    removals = [metrics.read(name, reading) for name, reading in _gauges(worker).items()]
-    if fleet is not None:
-        removals.append(fleet.attach(metrics))
-    endpoint = _endpoint(worker, metrics, fleet) if options.metrics_port is not None else None
-    tasks = [asyncio.create_task(_measure_lag(metrics), name="fairlane-lag")]
-    if fleet is not None and telemetry.is_exported:
-        tasks.append(asyncio.create_task(_keep_fresh(fleet), name="fairlane-fleet"))
-    try:
-        if endpoint is not None and options.metrics_port is not None:
+    async with AsyncExitStack() as shown:
+        for name, reading in _gauges(worker).items():
+            shown.callback(metrics.read(name, reading))
+        shown.callback(asyncio.create_task(_measure_lag(metrics), name="fairlane-lag").cancel)
+        fleet = None
+        if telemetry.fleet is not None and options.metrics_fleet:
+            fleet = Fleet(telemetry.fleet, telemetry.failures, options.metrics_keys)
+            shown.callback(fleet.attach(metrics))
+            if telemetry.is_exported:
+                shown.callback(asyncio.create_task(_keep_fresh(fleet), name="fairlane-fleet").cancel)
+        if options.metrics_port is not None:
+            endpoint = _endpoint(worker, metrics, fleet)
+            shown.push_async_callback(endpoint.close)
             await endpoint.open(options.metrics_host, options.metrics_port)
             worker.metrics_url = f"{endpoint.url}/metrics"
             log.info("worker %s answers at %s, /healthz and /readyz", worker.identity.name, worker.metrics_url)
         yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        for remove in removals:
-            remove()
-        if endpoint is not None:
-            await endpoint.close()
 
 
 def _gauges(worker: Worker) -> dict[str, Callable[[], Iterable[tuple[Labels, float]]]]:
@@ -91,32 +86,20 @@ def _endpoint(worker: Worker, metrics: Metrics, fleet: Fleet | None) -> Endpoint
             await fleet.refresh()
         return Answer(as_text(metrics.samples()), content_type=CONTENT_TYPE)
 
-    async def tell_health() -> Answer:
+    async def tell_health(*, is_ready: bool) -> Answer:
+        """The whole of its health, and in words what is wrong: whether it is alive, or also ready for work."""
         health = worker.health()
-        return _verdict(health, _dead_loops(health))
-
-    async def tell_readiness() -> Answer:
-        health = worker.health()
-        reasons = _dead_loops(health)
-        if health.is_stopping:
+        reasons = [f"loop {name!r} died: {state}" for name, state in dead_loops(health.loops).items()]
+        if is_ready and health.is_stopping:
             reasons.append("it is stopping")
-        if not health.is_connected:
+        if is_ready and not health.is_connected:
             reasons.append("the database cannot be reached")
-        return _verdict(health, reasons)
+        body = msgspec.json.encode({"reasons": reasons, **msgspec.to_builtins(health)}).decode()
+        status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
+        return Answer(f"{body}\n", status, "application/json")
 
-    routes = {"/metrics": tell_metrics, "/healthz": tell_health, "/readyz": tell_readiness}
-    return Endpoint(routes, metrics.failures)
-
-
-def _dead_loops(health: Health) -> list[str]:
-    return [f"loop {name!r} died: {state}" for name, state in dead_loops(health.loops).items()]
-
-
-def _verdict(health: Health, reasons: list[str]) -> Answer:
-    """The whole of its health, and in words what is wrong."""
-    body = msgspec.json.encode({"reasons": reasons, **msgspec.to_builtins(health)}).decode()
-    status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
-    return Answer(f"{body}\n", status, "application/json")
+    healthz, readyz = partial(tell_health, is_ready=False), partial(tell_health, is_ready=True)
+    return Endpoint({"/metrics": tell_metrics, "/healthz": healthz, "/readyz": readyz}, metrics.failures)
 
 
 async def _measure_lag(metrics: Metrics) -> None:
@@ -157,27 +140,24 @@ ANSWER_WITHIN = 2.0
 """Seconds for which a worker that has stopped waits until its report is taken back."""
 
 
-async def keep_reporting(
-    store: Store,
-    outage: Outage,
-    clock: Clock,
-    worker: WorkerIdentity,
-    say: Callable[[], WorkerReport],
-    troubles: Troubles,
-) -> None:
+async def keep_reporting(runtime: Runtime, say: Callable[[], WorkerReport]) -> None:
     """Report at once, again as soon as its slots may be full, and then every few seconds."""
+
+    async def report() -> None:
+        await runtime.outage.ride_out(
+            lambda: runtime.store.run(records.report(runtime.identity.id, say())), "reporting"
+        )
+
     wait = SECOND
     while True:
-        await troubles.endure(
-            "reporting", lambda: outage.ride_out(lambda: store.run(records.report(worker.id, say())), "reporting")
-        )
-        await pause(clock, jittered(wait))
+        await runtime.troubles.endure("reporting", report)
+        await pause(runtime.clock, jittered(wait))
         wait = EVERY
 
 
 async def take_back(store: Store, worker: WorkerIdentity) -> None:
-    """It has stopped, and is not missed; nor is anybody whose place it had taken. Where that cannot be said, they are:
-    until their reports are a day old."""
+    """Remove the report of a worker that has stopped, and those of dead workers that it had replaced. If that fails,
+    they count as missing until their reports are a day old."""
     try:
         async with asyncio.timeout(ANSWER_WITHIN):
             for each in await store.ask(lambda moment: _only_replaced_by(moment, worker.id)):

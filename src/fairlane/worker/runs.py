@@ -1,4 +1,8 @@
-"""One run of a job: what its handler sees, what is put around it, and what its outcome means."""
+"""One run of a job: what its handler sees, what is put around it, what its outcome means, and how that is recorded.
+
+One batch of outcomes is on its way at a time; what piles up meanwhile is the next. Leases, renewed together, are the
+last thing that a worker lets go of: a job that is still draining must not look abandoned to another worker.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,18 @@ import os
 import random
 import threading
 import traceback
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from enum import Enum
+from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import SECOND, Instant, as_instant, microseconds
+from fairlane.clock import SECOND, Instant, as_instant, lasting, microseconds
 from fairlane.effects import Effects, checked_key, landed_of
 from fairlane.enqueue import Stamp, stamped_effects
 from fairlane.errors import (
@@ -33,10 +38,13 @@ from fairlane.errors import (
     Snooze,
     StoreUnavailable,
 )
-from fairlane.job import Claim, Landed, StampedEffects
+from fairlane.events import FollowUpsNotStored
+from fairlane.job import Claim, Landed, StampedEffects, State
+from fairlane.job import Outcome as UniqueOutcome
 from fairlane.loop_thread import CallerThread, refuse_inside_a_loop
 from fairlane.parameters import checked
-from fairlane.redaction import Audience, Redactor, Surface, without_secrets
+from fairlane.policy.unique import Conflict
+from fairlane.redaction import Audience, Redactor, Surface, error_text, without_secrets
 from fairlane.scheduler.settlement import (
     Cancelled,
     Died,
@@ -52,23 +60,44 @@ from fairlane.scheduler.settlement import (
 from fairlane.store import records
 from fairlane.store.protocol import Landings, Store
 from fairlane.task import LONGEST_DELAY, Call, Enqueued, Task
+from fairlane.waits import Outage, back_off, pause
+
+if TYPE_CHECKING:
+    from fairlane.worker.claims import QueueSlots, Slots
+    from fairlane.worker.execution import Execution
+    from fairlane.worker.instruments import Watching
+    from fairlane.worker.runtime import Runtime
+
+log = logging.getLogger("fairlane.worker")
 
 NOTHING = StampedEffects()
 REMEMBERED = 100
 """Runs of a task whose times are kept."""
 USUAL = 0.95
-"""The share of them that take no longer than what is called usual."""
+"""The share of them that take no longer than the usual time."""
 FAR_BEYOND = 3
-"""How many times the usual a run may take before it is called long."""
+"""How many times the usual time a run may take before it is called long."""
+
+
+def log_job(
+    log: logging.Logger, level: int, job: Claim | UUID, words: str, *given: object, error: Any = None, **fields: object
+) -> None:
+    """Log something about a job: the line begins with it, and the record carries it and these fields."""
+    if isinstance(job, Claim):
+        fields["claim"] = job
+        log.log(level, f"job %s (%s){words}", job.id, job.task, *given, exc_info=error, extra=fields)
+    else:
+        fields["job"] = job
+        log.log(level, f"job %s{words}", job, *given, exc_info=error, extra=fields)
 
 
 class Home(Protocol):
-    """What a job that runs asks of whatever runs it: a worker, or an engine's process."""
+    """What a running job needs from what runs it: a worker, or a process of an engine."""
 
     store: Store
     loop: asyncio.AbstractEventLoop
     thread: int
-    """Where the loop runs."""
+    """The thread of the event loop."""
     log: logging.Logger
     max_result: int
     stamp: Stamp
@@ -79,7 +108,7 @@ class Home(Protocol):
 
 
 class RunningJob:
-    """One claim whose handler has been called, or is about to be."""
+    """One claim whose handler has been called or is about to be."""
 
     __slots__ = ("args", "claim", "effects", "home", "kwargs", "late", "may_be_settled", "started_at", "stop", "task")
 
@@ -94,9 +123,9 @@ class RunningJob:
         self.stop: Stop | None = None
         self.effects = NOTHING
         self.may_be_settled = False
-        """Its handler has settled it in a transaction of its own; only the database knows whether that committed."""
+        """Its handler has settled it in its own transaction; only the database knows whether that was committed."""
         self.late = 0
-        """Effects that were added since."""
+        """Effects that were added since then."""
 
     async def ack(self, value: Any, tx: Any) -> Landed:
         """Settle the job as done, with its effects, in its handler's transaction."""
@@ -113,7 +142,7 @@ class RunningJob:
         return landed_of(settlement.effects, landed.get(self.claim.id))
 
     def add(self, given: Effects) -> None:
-        """Let these land with the job. Refused at once if they cannot be stored: the handler hears of it."""
+        """Let these effects land with the job. Those that cannot be stored are refused at once: the handler notices."""
         more = stamped_effects(given, self.home.stamp, self.home.max_result)
         if self.may_be_settled:
             self.late += len(more.jobs) + len(more.puts) + len(more.deletes)
@@ -126,7 +155,7 @@ class RunningJob:
 
 
 class RunTimes:
-    """How long the runs of each task take, as far as one worker has seen."""
+    """How long the runs of each task take, as seen by one worker."""
 
     def __init__(self) -> None:
         self._last: dict[str, deque[int]] = {}
@@ -138,13 +167,13 @@ class RunTimes:
         times.append(ran)
 
     def usual(self, task: str) -> int | None:
-        """What 95 of the last 100 runs of a task took at most; `None`: none has ended yet."""
+        """What 95 of the last 100 runs of a task took at most; `None` if none has ended yet."""
         times = sorted(self._last.get(task, ()))
         return times[int(USUAL * (len(times) - 1))] if times else None
 
     def long_after(self, task: Task[..., Any], at_least: int) -> int:
-        """How long a run may take before it is called long: three times the usual, and `at_least` so long; but no
-        longer than its timeout. Where nothing is known, the timeout is its author's word on it."""
+        """How long a run may take before it is called long: three times the usual time, at least `at_least`, and at
+        most its timeout. If no run has ended yet, the timeout says what its author expects."""
         usual, timeout = self.usual(task.name), task.timeout
         if usual is None:
             return at_least if timeout is None else timeout
@@ -168,7 +197,7 @@ LONGEST_ERROR = 8_000
 """Characters of an error that are kept; the end of a traceback says more than its beginning."""
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 RUNTIME = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("worker", "testing", "forward"))
-"""Where the code lives that calls handlers: its frames tell a user nothing."""
+"""The code that calls handlers: its frames are of no use to a user."""
 
 
 class Stop(Enum):
@@ -188,7 +217,8 @@ def outcome_of(run: RunningJob, error: BaseException, now: Instant) -> Outcome |
         case Stop.CANCELLED:
             return Cancelled(Stop.CANCELLED.value)
         case Stop.TIMEOUT:
-            return _timed_out(run)
+            after = (run.task.timeout or 0) / SECOND
+            return _failed(run, TimeoutError(), f"TimeoutError: {Stop.TIMEOUT.value} of {after:g} s")
         case Stop.SHUTDOWN if not isinstance(error, Signal) or isinstance(error, Cancel):
             # Interrupted by us, not by a fault of its own: it keeps its place, and the attempt counts as a lost one.
             return Interrupted(Stop.SHUTDOWN.value)
@@ -219,7 +249,7 @@ def _signalled(run: RunningJob, signal: Signal, now: Instant) -> Outcome:
 
 
 def bounded(delay: int) -> int:
-    """A delay that a job can have, in microseconds."""
+    """A delay that a job can have, in microseconds; `InvalidJob` if it is too long."""
     if delay > LONGEST_DELAY:
         raise InvalidJob("a delay of more than a hundred years")
     return max(0, delay)
@@ -235,17 +265,12 @@ def _failed(run: RunningJob, error: BaseException, text: str) -> Outcome:
     return Died(text)
 
 
-def _timed_out(run: RunningJob) -> Outcome:
-    after = (run.task.timeout or 0) / SECOND
-    return _failed(run, TimeoutError(), f"TimeoutError: {Stop.TIMEOUT.value} of {after:g} s")
-
-
 def _backoff(run: RunningJob) -> int:
     return run.task.options.backoff.delay(run.claim.attempt, random.random())
 
 
 def storable(text: str) -> str:
-    """Text that every database takes: neither NUL nor half a surrogate pair."""
+    """Text that every database accepts: without NUL or half a surrogate pair."""
     return text.replace("\x00", "\N{SYMBOL FOR NULL}").encode(errors="replace").decode()
 
 
@@ -273,7 +298,7 @@ def describe(error: BaseException) -> str:
 
 
 def users_frames(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of the runtime that called the handler, its middlewares included."""
+    """A traceback without the frames of the runtime that called the handler."""
     frames = []
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(RUNTIME):
@@ -355,10 +380,10 @@ class JobContext:
 
     async def ack(self, result: Any = None, *, tx: Any) -> Landed:
         """End this job as done in your own transaction `tx`: it is done, with this result and its effects, when you
-        commit. `ClaimLost`: it may run elsewhere; roll back. Returned is what became of each effect.
+        commit. Returns what became of each effect. Raises `ClaimLost` if the job may run elsewhere: roll back.
 
-        After a rollback the job goes on, and ends as its handler does. After the commit it has ended, whatever the
-        handler returns or raises.
+        After a rollback the job goes on and ends as its handler does. After a commit it has ended, whatever the handler
+        returns or raises.
         """
         return await self._run.ack(result, tx)
 
@@ -407,40 +432,353 @@ class Middleware:
         return await run()
 
     async def around_enqueue(self, calls: Sequence[Call[Any]], enqueue: Enqueue) -> Enqueued[Any]:
-        """Around one enqueue: of one call, or of a bulk. The calls handed on may be others (`call.using(…)`), as many
-        as were given."""
+        """Around one enqueue, of one call or of many. You may pass on other calls (`call.using(…)`), but as many as
+        were given."""
         return await enqueue(calls)
 
 
-def wrapping_runs(middlewares: Sequence[Middleware]) -> list[Middleware]:
-    """Those that have something to do with a run."""
-    return [each for each in middlewares if type(each).around_run is not Middleware.around_run]
-
-
-def wrapping_enqueues(middlewares: Sequence[Middleware]) -> list[Middleware]:
-    """Those that have something to do with an enqueue."""
-    return [each for each in middlewares if type(each).around_enqueue is not Middleware.around_enqueue]
+def wrapping(middlewares: Sequence[Middleware], method: Literal["around_run", "around_enqueue"]) -> list[Middleware]:
+    return [each for each in middlewares if getattr(type(each), method) is not getattr(Middleware, method)]
 
 
 async def around_run(middlewares: Sequence[Middleware], job: JobContext, run: Next) -> Any:
-    """Run through all of these, the first of them outermost."""
-
-    async def step(nth: int) -> Any:
-        if nth == len(middlewares):
-            return await run()
-        return await middlewares[nth].around_run(job, lambda: step(nth + 1))
-
-    return await step(0)
+    """Run inside all of these, the first of them outermost."""
+    for each in reversed(middlewares):
+        run = partial(each.around_run, job, run)
+    return await run()
 
 
 async def around_enqueue(
     middlewares: Sequence[Middleware], calls: Sequence[Call[Any]], enqueue: Enqueue
 ) -> Enqueued[Any]:
-    """Enqueue through all of these, the first of them outermost."""
+    """Enqueue inside all of these, the first of them outermost."""
+    for each in reversed(middlewares):
+        enqueue = partial(_through, each, enqueue)
+    return await enqueue(calls)
 
-    async def step(nth: int, given: Sequence[Call[Any]]) -> Enqueued[Any]:
-        if nth == len(middlewares):
-            return await enqueue(given)
-        return await middlewares[nth].around_enqueue(given, lambda passed: step(nth + 1, passed))
 
-    return await step(0, calls)
+async def _through(middleware: Middleware, inside: Enqueue, calls: Sequence[Call[Any]]) -> Enqueued[Any]:
+    return await middleware.around_enqueue(calls, inside)
+
+
+AT_ONCE = 1_000
+
+
+class Settling:
+    """Records outcomes in the database, in batches."""
+
+    def __init__(self, store: Store, outage: Outage, watching: Watching | None = None) -> None:
+        self._store = store
+        self._outage = outage
+        self._watching = watching if watching is not None and watching.is_wanted else None
+        self._pending: list[Settlement] = []
+        self._in_flight: Sequence[Settlement] = ()
+        self._arrived = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._queues: set[QueueSlots] = set()
+        self._tried: set[UUID] = set()
+        self._sent: set[UUID] = set()
+        """Sent before, without an answer from the database."""
+        self._landed: Landings = {}
+        """Conflicts of follow-ups, including those of a try whose answer was lost: it may have landed."""
+        self._most = AT_ONCE
+        self.given_up = 0
+        self.refused: Counter[str] = Counter()
+        """Attempts that succeeded but whose effects were refused, by what became of their jobs."""
+        self._loop = asyncio.get_running_loop()
+
+    def count_unsettled(self) -> int:
+        return len(self._pending) + len(self._in_flight)
+
+    def add(self, settlement: Settlement, queue: QueueSlots, *, may_be_settled: bool = False) -> None:
+        """`may_be_settled`: its handler has settled it in its own transaction, which may have been committed."""
+        self._pending.append(settlement)
+        if may_be_settled:
+            self._tried.add(settlement.job)
+        self._queues.add(queue)
+        if len(self._pending) == 1:
+            self._arrived.set()
+            self._empty.clear()
+
+    def leases(self) -> set[UUID]:
+        """Leases that must not end before their settlements have landed."""
+        return {each.lease for each in self._pending} | {each.lease for each in self._in_flight}
+
+    async def all_settled(self) -> None:
+        await self._empty.wait()
+
+    def let_go(self, leases: Collection[UUID]) -> None:
+        """These leases are gone: nothing that the database refused so far can be recorded under them any more."""
+        kept = []
+        for each in self._pending:
+            if each.lease in leases and each.job in self._sent:
+                self._sent.discard(each.job)
+                self._landed.pop(each.job, None)
+                words = (
+                    ": its outcome (%s) could not be recorded before its lease was gone; unless an answer of the "
+                    "database was lost, it runs again"
+                )
+                log_job(log, logging.ERROR, each.job, words, each.outcome)
+            else:
+                kept.append(each)
+        self._pending = kept
+        if not self._in_flight:
+            self._note_if_empty()
+
+    async def run(self, execution: Execution | None = None, slots: Slots | None = None) -> None:
+        """Record outcomes, waiting for others that are about to end in this execution. The queues of these slots are
+        asked again: a settlement may have opened a limit."""
+        self._put_back()  # what an earlier run of this loop had in hand
+        self._most = AT_ONCE
+        refusals = 0
+        while True:
+            await self._arrived.wait()
+            if execution is not None:
+                # More will have ended in the next turns of the event loop: one settlement of many is cheaper than many.
+                while execution.is_filling and len(self._pending) < AT_ONCE:  # noqa: ASYNC110 - every turn brings more
+                    await asyncio.sleep(0)
+                if (rest := execution.rest) > 0:
+                    await asyncio.sleep(rest)
+            self._in_flight, self._pending = self._pending[: self._most], self._pending[self._most :]
+            try:
+                await self._record_in_flight(slots)
+            except StoreUnavailable:
+                self._put_back()
+                refusals += 1
+                await asyncio.sleep(back_off(refusals))
+            else:
+                refusals = 0
+
+    async def _record_in_flight(self, slots: Slots | None) -> None:
+        queues = set(self._queues)
+        if not self._pending:
+            self._queues.clear()
+        began = self._loop.time()
+        jobs = {each.job for each in self._in_flight}
+        try:
+            await self._record(self._in_flight, was_tried=not jobs.isdisjoint(self._tried | self._sent))
+        except StoreUnavailable:
+            self._queues |= queues
+            raise
+        self._most = min(self._most * 2, AT_ONCE)
+        self._tried -= jobs
+        self._sent -= jobs
+        if self._watching is not None:
+            self._watching.settled(len(self._in_flight), self._loop.time() - began)
+        self._in_flight = ()
+        self._note_if_empty()
+        if slots is not None:
+            slots.look_after_settling(queues)
+
+    def _put_back(self) -> None:
+        """Keep outcomes until they are recorded: in smaller batches, and refused ones behind the others, so that one
+        that the database refuses does not hold up the rest for ever."""
+        self._sent.update(each.job for each in self._in_flight)
+        self._most = max(1, len(self._in_flight) // 2)
+        self._pending = [*self._pending, *self._in_flight]
+        self._in_flight = ()
+
+    def _note_if_empty(self) -> None:
+        if not self._pending:
+            self._arrived.clear()
+            self._empty.set()
+
+    async def record(self, settlement: Settlement, *, was_tried: bool = False) -> None:
+        """Record one outcome outside the loop, however long the database is away."""
+        refusals = 0
+        while True:
+            try:
+                await self._record([settlement], was_tried=was_tried)
+            except StoreUnavailable:
+                was_tried = True
+                self._sent.add(settlement.job)
+                refusals += 1
+                await asyncio.sleep(back_off(refusals))
+            else:
+                self._sent.discard(settlement.job)
+                return
+
+    async def _record(self, batch: Sequence[Settlement], *, was_tried: bool = False) -> None:
+        """Try to record a batch. What the database refuses for good is only logged. Raises `StoreUnavailable` if the
+        batch is to be tried again."""
+        try:
+            lost = await self._outage.once(
+                lambda: self._store.settle(batch, is_repeated=was_tried, landed=self._landed), "settling"
+            )
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            if len(batch) > 1:
+                # One bad apple: the others must not be lost with it. Some of them may have landed.
+                for each in batch:
+                    await self._record([each], was_tried=True)
+            else:
+                await self._refused(batch[0], error, was_tried=was_tried)
+            return
+        for each in batch:
+            conflicts = self._landed.pop(each.job, None)
+            if each.job not in lost and (conflicts or each.late_effects):
+                self._tell_of_effects(each, conflicts)
+        doubtful = self._sent.intersection(lost)
+        if self._watching is not None and (late := [job for job in lost if job not in doubtful]):
+            self._watching.claims_lost(late, "settled late")
+        for job in lost:
+            if job in doubtful:
+                words = ": recorded just before the connection broke, or its claim is lost"
+                log_job(log, logging.WARNING, job, words)
+            else:
+                words = ": ClaimLost: taken over before it was settled; its outcome is not recorded"
+                log_job(log, logging.ERROR, job, words)
+
+    async def _refused(self, settlement: Settlement, error: Exception, *, was_tried: bool) -> None:
+        """The database refuses it for good. If its effects are to blame, the attempt is recorded as failed instead."""
+        self._landed.pop(settlement.job, None)
+        instead = settlement.fallback if isinstance(error, InvalidJob) else None
+        if instead is None:
+            self.given_up += 1
+            words = ": its outcome (%s) could not be recorded; it runs again when its lease has ended"
+            log_job(log, logging.CRITICAL, settlement.job, words, settlement.outcome, error=error)
+            return
+        is_dead = instead.to is State.DEAD
+        self.refused["dead" if is_dead else "to be retried"] += 1
+        then = "the job is dead" if is_dead else f"next attempt in {lasting((instead.delay or 0) / SECOND)}"
+        words = ": its effects were refused, so this attempt has failed; %s: %s"
+        log_job(log, logging.ERROR, settlement.job, words, then, error)
+        reason = f"{instead.error}: {error_text(error)}"
+        await self._record([msgspec.structs.replace(instead, error=reason)], was_tried=was_tried)
+
+    def _tell_of_effects(self, settlement: Settlement, conflicts: dict[UUID, Conflict] | None) -> None:
+        """Log effects that were not stored: the handler has returned, and cannot be told."""
+        if conflicts is None:
+            words = ": %d effects were not stored: they were added after the job was settled in a transaction"
+            log_job(log, logging.WARNING, settlement.job, words, settlement.late_effects)
+            return
+        missing = landed_of(settlement.effects, conflicts).not_stored
+        for each in missing:
+            level = logging.WARNING if each.outcome is UniqueOutcome.REFUSED else logging.INFO
+            words = ": its follow-up (%s) was not stored (%s): job %s holds its unique key"
+            log_job(log, level, settlement.job, words, each.task, each.outcome, each.job)
+        if missing and self._watching is not None:
+            self._watching.tell(FollowUpsNotStored, job=settlement.job, follow_ups=tuple(missing))
+
+
+RENEWALS = 3
+"""How often a lease is renewed before it ends."""
+SHORTEST_LOOK, LIKELY_LOOK = 0.05, 1.0
+"""Seconds between two checks for cancellations: after a wakeup that brought no work, and after one that may have."""
+
+
+class Leases:
+    """Renews the leases of this worker, and stops runs whose leases are gone."""
+
+    def __init__(self, runtime: Runtime, execution: Execution, settling: Settling) -> None:
+        self._store = runtime.store
+        self._execution = execution
+        self._settling = settling
+        self._outage = runtime.outage
+        self._clock = runtime.clock
+        self._watching = runtime.watching
+        self._lease = runtime.options.time("lease")
+        self._every = microseconds(self._lease) // RENEWALS
+        self._look = asyncio.Event()
+        self._must_check = False
+        self._kept_at = self._clock.monotonic()
+        self._renewing = asyncio.Lock()
+        self._loop_time = asyncio.get_running_loop().time
+        self._looked_at = 0.0
+        self._later: asyncio.TimerHandle | None = None
+
+    def held(self) -> set[UUID]:
+        """Leases under which anything runs, waits, or has ended without being recorded."""
+        return self._execution.leases() | self._settling.leases()
+
+    def look_now(self) -> None:
+        """Check for cancellations now: a running job was probably cancelled."""
+        if self._execution.is_holding:
+            self._look.set()
+
+    def look_soon(self) -> None:
+        """Check for cancellations soon: one is possible, but work to claim is more likely."""
+        if self._execution.is_holding and self._later is None:
+            self._later = asyncio.get_running_loop().call_later(LIKELY_LOOK, self._look.set)
+
+    def check_soon(self) -> None:
+        """The database was away: check which claims are still ours."""
+        self._must_check = True
+        self._look.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._next()
+            if self._must_check:
+                self._must_check = False
+                await self._check()
+            await self._renew()
+
+    async def keep_if_late(self) -> None:
+        """Renew leases that are late: a process that was suspended, or whose loop was blocked, must not reap itself."""
+        async with self._renewing:
+            pass  # one that is under way counts once it has landed
+        late = self._clock.monotonic() - self._kept_at - self._every
+        if late > self._every // 2 and self._execution.is_holding:
+            log.warning(
+                "leases were renewed %.1f s late: this process stood still, or an async handler blocks its event loop; "
+                "blocking code belongs in a task that is not async",
+                late / SECOND,
+            )
+            await self._renew()
+
+    async def _next(self) -> None:
+        """Wait for a third of the lease, or until a check is wanted, but never check twice within a moment."""
+        looking = asyncio.ensure_future(self._look.wait())
+        waiting = asyncio.ensure_future(pause(self._clock, self._every))
+        try:
+            await asyncio.wait({looking, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            looking.cancel()
+            waiting.cancel()
+        if self._look.is_set() and (early := self._looked_at + SHORTEST_LOOK - self._loop_time()) > 0:
+            await asyncio.sleep(early)
+        self._look.clear()
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        self._looked_at = self._loop_time()
+
+    async def _renew(self) -> None:
+        async with self._renewing:
+            # Noted before the call: time that passes during it is not covered by it.
+            self._kept_at = self._clock.monotonic()
+            await self._renew_all()
+
+    async def _renew_all(self) -> None:
+        leases = sorted(self.held())
+        if not leases:
+            return
+        renewed = await self._outage.ride_out(lambda: self._store.renew(leases, self._lease), "renewing leases")
+        gone = set(renewed.gone)
+        self._watching.renewed(len(leases), len(gone))
+        if gone:
+            self._settling.let_go(gone)
+            self._stop({run.claim.id for run in self._execution.held() if run.claim.lease in gone}, gone)
+        for run in self._execution.find(renewed.cancelled):
+            if run.claim.lease not in gone:
+                log_job(log, logging.INFO, run.claim, " was cancelled; it is asked to stop")
+                self._execution.interrupt(run, Stop.CANCELLED)
+
+    async def _check(self) -> None:
+        """Stop runs whose claims are no longer ours: another worker may already run them."""
+        pairs = [(run.claim.id, run.claim.lease) for run in self._execution.held()]
+        if not pairs:
+            return
+        held = set(await self._outage.ride_out(lambda: self._store.run(records.held(pairs)), "checking claims"))
+        self._stop({job for job, _ in pairs if job not in held}, {lease for _, lease in pairs})
+
+    def _stop(self, jobs: set[UUID], leases: set[UUID]) -> None:
+        lost = [run for run in self._execution.find(jobs) if run.claim.lease in leases]
+        missed = [run.claim.id for run in lost if self._execution.misses(run)]
+        if missed:
+            self._watching.claims_lost(missed, "lease gone")
+        for run in lost:
+            self._execution.interrupt(run, Stop.GONE)

@@ -1,8 +1,8 @@
-"""The watchdog: runs that take too long, and handlers that block the event loop, are named while they do.
+"""The watchdog reports runs that take too long, and handlers that block the event loop, while they do.
 
-A blocked loop cannot say so itself. It stamps a heartbeat, and a thread looks at it: one that finds it late takes the
-loop's stack, logs which job it is, and gives back, through a store of its own, what was claimed and has not begun.
-Whether a claim begins here or is given back is decided under one lock (`Execution.beginning`).
+A blocked loop cannot report itself. It updates a heartbeat, and a thread checks it. When the heartbeat is late, the
+thread reads the loop's stack, logs which job blocks it, and gives back, through a store of its own, claimed jobs that
+have not begun. One lock (`Execution.beginning`) decides whether a claim begins or is given back.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from fairlane.worker.runs import Stop, current_run
 log = logging.getLogger("fairlane.worker")
 
 WaitedFor = Callable[[Sequence[Claim]], Awaitable[Mapping[UUID, str]]]
-"""Of these claims, those that hold a limit for which others wait, by job; and which limit that is."""
+"""Returns, by job, the limit that a claim holds and for which other jobs wait."""
 
 LOOKED_EVERY = 5 * SECOND
 ASKED_EVERY = 15 * SECOND
-"""How often the store is asked whether somebody waits for what a run holds that has taken a while."""
+"""How often the store is asked whether other jobs wait for what an old run holds."""
 ANSWER_WITHIN = 5.0
-"""Seconds for which a look waits for that answer."""
+"""Seconds to wait for that answer."""
 TICK = 0.25
-"""Seconds between two heartbeats, and between two looks at them."""
+"""Seconds between two heartbeats, and between two checks of them."""
 MISSED = 4
-"""Heartbeats. Counted by looks and not by time: a process that was suspended has missed none."""
+"""Heartbeats. Checks are counted, not time: a process that was suspended has missed none."""
 TOLD_FOR = 10 * 60 * SECOND
-"""For how long a block that is over is still reported."""
+"""How long a block is still reported once it is over."""
 NAMED = 10
-"""Other jobs on a blocked loop that are named."""
+"""How many other jobs on a blocked loop are named."""
 FRAMES = 6
 BLOCKED = "the event loop of its worker is blocked"
 OURS = (os.path.dirname(os.path.dirname(__file__)) + os.sep, os.path.dirname(asyncio.__file__) + os.sep)
 
 
 class LongRuns:
-    """The runs of a worker that take far longer than others of their task, or hold a limit for which others wait."""
+    """Runs that take far longer than others of their task, or hold a limit for which other jobs wait."""
 
     def __init__(self, execution: Execution, clock: Clock, at_least: int, waited_for: WaitedFor | None) -> None:
         self._execution = execution
@@ -78,8 +78,8 @@ class LongRuns:
 
     @property
     def lost(self) -> int:
-        """Runs that go on although their claims are lost: no long runs of their queues, where their jobs wait or run
-        again. From any thread."""
+        """How many runs go on although their claims are lost. They are not long runs of their queues, where their jobs
+        wait or run again. Thread-safe."""
         return sum(run.stop is Stop.GONE for run in tuple(self._execution.running))
 
     async def look(self) -> None:
@@ -123,7 +123,7 @@ class LongRuns:
             job=str(claim.id),
             task=claim.task,
             queue=claim.queue,
-            since=run.started_at + self._execution.store_time.offset,
+            since=run.started_at + self._execution.time.offset,
             usual=times.usual(claim.task),
             is_long=is_long,
             limit=limit,
@@ -149,10 +149,12 @@ class Rescue:
 
 
 class Watchdog:
-    """Looks at the event loop of a worker, or of a process that runs jobs for one, from a thread of its own."""
+    """Watches the event loop of a worker, or of a child process, from a thread of its own."""
 
-    def __init__(self, execution: Execution, rescue: Rescue | None = None) -> None:
+    def __init__(self, execution: Execution, rescue: Rescue | None, tell: Callable[[BlockedLoop], None]) -> None:
+        """`tell` is called in the thread when the event loop is blocked, and in the event loop when it no longer is."""
         self._execution = execution
+        self._tell = tell
         # A dispatcher's claims have begun elsewhere, as far as it knows.
         self._rescue = rescue if execution.calls_handlers else None
         self._loop = execution.loop
@@ -167,20 +169,15 @@ class Watchdog:
         """The next heartbeat ends a block."""
         self._has_failed = False
         self._owed: list[Settlement] = []
-        """What was given back here, and could not be recorded yet."""
-        self.on_blocked: Callable[[BlockedLoop], None] = lambda block: None
-        """Called in the thread, while the event loop is blocked."""
-        self.on_block_ended: Callable[[BlockedLoop, float], None] = lambda block, seconds: None
-        """Called in the event loop, with how many seconds it was blocked."""
+        """Settlements of claims given back here that could not be recorded yet."""
 
     def start(self) -> None:
-        """Look from now on."""
         if self._next_beat is None:
             self._beat()
             self._thread.start()
 
     async def stop(self) -> None:
-        """Return once nothing more will be said of this worker."""
+        """Stop watching; return once nothing more will be written about this worker."""
         self._stopped.set()
         if self._next_beat is not None:
             self._next_beat.cancel()
@@ -188,10 +185,10 @@ class Watchdog:
             await asyncio.to_thread(self._thread.join, ANSWER_WITHIN)
 
     def blocks(self) -> list[BlockedLoop]:
-        """What blocks this event loop, and those of processes that run jobs for it, the longest first; then the last
-        that did so within the last minutes."""
+        """What blocks this event loop and those of child processes now, the longest first; then the last block that
+        ended within the last minutes."""
         blocks = [each for each in (self._block, *self._execution.blocks()) if each is not None]
-        since = self._execution.store_now() - TOLD_FOR
+        since = self._execution.time.now() - TOLD_FOR
         ended = [(each.until, each) for each in blocks if each.until is not None and each.until >= since]
         return [
             *sorted([each for each in blocks if each.until is None], key=lambda each: each.since),
@@ -225,7 +222,7 @@ class Watchdog:
         began, self._is_awaited, self._has_failed = self._beat_at, True, False
         run = self._culprit()
         block = self._block = BlockedLoop(
-            since=self._execution.store_now() - round((time.monotonic() - began) * SECOND),
+            since=self._execution.time.now() - round((time.monotonic() - began) * SECOND),
             job=None if run is None else str(run.claim.id),
             task=None if run is None else run.claim.task,
             where=" > ".join(_frames(sys._current_frames().get(self._execution.thread))),
@@ -233,7 +230,7 @@ class Watchdog:
         )
         extra = None if run is None else {"claim": run.claim}
         log.warning("%s", self._words(block, time.monotonic() - began), extra=extra)
-        self.on_blocked(block)
+        self._tell(block)
         self._is_rescuing = self._rescue is not None
         try:
             while self._is_blocked(beats) and self._rescue is not None:
@@ -245,7 +242,7 @@ class Watchdog:
             seconds = (time.monotonic() if self._is_awaited else self._back_at) - began
             block = self._block = msgspec.structs.replace(block, until=block.since + round(seconds * SECOND))
         log.warning("the event loop was blocked for %s by %s", lasting(seconds), _who(block), extra=extra)
-        self._tell_loop(self._after_block, block, seconds)
+        self._tell_loop(self._after_block, block)
 
     def _is_blocked(self, beats: int) -> bool:
         return self._beats == beats and not self._stopped.is_set() and not self._loop.is_closed()
@@ -257,7 +254,7 @@ class Watchdog:
             log.debug("the event loop has ended")
 
     def _culprit(self) -> Run | None:
-        """Whose handler is on the loop, or began what is."""
+        """The run whose handler blocks the loop, or started the task that does."""
         task = asyncio.current_task(self._loop)
         for run in tuple(self._execution.running):
             if run.handle is task:
@@ -282,7 +279,7 @@ class Watchdog:
     # In the thread, with an event loop and a store of its own.
 
     async def _act(self, rescue: Rescue, beats: int) -> None:
-        """Say what is wrong and give back what has not begun, for as long as the worker's loop cannot."""
+        """Report the block and give back what has not begun, for as long as the worker's loop cannot."""
         store = rescue.make_store()
         reported_at = -float(SECOND)
         try:
@@ -326,11 +323,11 @@ class Watchdog:
 
     # In the event loop, once it is back.
 
-    def _after_block(self, block: BlockedLoop, seconds: float) -> None:
+    def _after_block(self, block: BlockedLoop) -> None:
         owed, self._owed = self._owed, []
         for settlement in owed:
             self._execution.settle_instead(settlement)
-        self.on_block_ended(block, seconds)
+        self._tell(block)
 
 
 def _who(block: BlockedLoop) -> str:
@@ -338,7 +335,7 @@ def _who(block: BlockedLoop) -> str:
 
 
 def _frames(frame: FrameType | None) -> Iterator[str]:
-    """Where the code of users is, the outermost first: all frames beneath the last of ours."""
+    """The frames of user code, the outermost first: all that lie below the last of ours."""
     if frame is None:
         return
     found: list[str] = []

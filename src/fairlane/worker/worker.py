@@ -1,10 +1,10 @@
 """A worker: claims, runs and settles jobs until it is stopped, and then leaves nothing behind.
 
-Shutting down. The first `stop()` ends claiming; what has not started is given back at once, in its place; what runs may
-run until `drain_timeout`. Then async handlers are cancelled: their jobs keep their place too, and the attempt counts as
-a lost one (`Lost`), as if the worker had died. A second `stop()` does not wait for that deadline. A handler that will
-not stop (a thread cannot be stopped) keeps its claim until its lease runs out, so that nobody runs it beside us.
-Leases stop last: a job that is still draining must not look abandoned to another worker.
+Shutdown: the first `stop()` ends claiming. Jobs that have not started are given back at once, to their old place;
+running jobs may go on until `drain_timeout`. Then async handlers are cancelled: their jobs keep their place too, and
+the attempt counts as lost (`Lost`), as if the worker had died. A second `stop()` does not wait for that deadline. A
+handler that does not stop (a thread cannot be stopped) keeps its claim until its lease ends, so that the job does not
+run twice at once. Leases stop last: a job that is still draining must not look abandoned to another worker.
 """
 
 from __future__ import annotations
@@ -16,36 +16,30 @@ import signal
 import socket
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
-from typing import Protocol, TypeVar
+from typing import Protocol
 from uuid import uuid4
 
-from fairlane.clock import SECOND, Clock, Instant, lasting, microseconds
-from fairlane.cron.runner import Firing, fire_schedules
-from fairlane.enqueue import Stamp
+from fairlane.clock import SECOND, Instant, lasting, microseconds
 from fairlane.errors import ConfigurationError, StoreUnavailable, WorkerDied
+from fairlane.events import StoreReturned, WorkerStarted, WorkerStopped, WorkerStopping
 from fairlane.parameters import checked
-from fairlane.scheduler.rebuild import Miscount
-from fairlane.store.protocol import Reaped, Retention, Store, WorkerIdentity
-from fairlane.store.stats_values import BlockedLoop, WorkerReport
-from fairlane.task import Registry
-from fairlane.telemetry.telemetry import Telemetry
-from fairlane.waits import Outage, first_of, pause
+from fairlane.store.protocol import WorkerIdentity
+from fairlane.store.stats_values import WorkerReport
+from fairlane.waits import Outage, StoreTime, first_of, pause
 from fairlane.worker.children import Crew, RunnerHost, serve
-from fairlane.worker.claims import Claiming, Listening, Slots
-from fairlane.worker.execution import SETTLED_EVERY, Execution
-from fairlane.worker.instruments import WatchedExecution, Watching
+from fairlane.worker.claims import Claiming, Slots
+from fairlane.worker.execution import Execution
+from fairlane.worker.instruments import Watching
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.processes import LoneProcess, die_with, die_with_parent
 from fairlane.worker.reports import EVERY as REPORTS_EVERY
 from fairlane.worker.reports import Health, keep_reporting, showing, take_back
-from fairlane.worker.runs import Middleware, Stop
-from fairlane.worker.settlements import Leases, Settling
-from fairlane.worker.supervision import Supervisor, Troubles
+from fairlane.worker.runs import Leases, Settling, Stop, log_job
+from fairlane.worker.runtime import Program, Runtime, Supervisor, Troubles
 from fairlane.worker.upkeep import (
-    LookAgain,
     audit_gates,
     conclude,
     follow_partitions,
@@ -54,102 +48,70 @@ from fairlane.worker.upkeep import (
     remove_idle_state,
     remove_old_jobs,
 )
-from fairlane.worker.watchdog import LongRuns, Rescue, WaitedFor, Watchdog
+from fairlane.worker.watchdog import LongRuns, Rescue, Watchdog
 
 log = logging.getLogger("fairlane.worker")
-
-T = TypeVar("T")
 
 UPKEEP = ("reaping", "pruning", "collecting", "auditing", "firing", "following", "tallying", "messages")
 
 LEAVES_WITHIN, HURRIED_LEAVE = 10.0, 1.0
-"""Seconds that processes without a job have to end by themselves."""
+"""Seconds for processes without a job to end by themselves."""
 
 
 class Worker:
     """Runs the jobs of some queues, in this process or in processes of its own."""
 
-    def __init__(
-        self,
-        store: Store,
-        registry: Registry,
-        options: WorkerOptions,
-        clock: Clock,
-        *,
-        served: Mapping[str, Sequence[str]] | None = None,
-        retention: Retention | None = None,
-        max_result: int = 256 * 1024,
-        stamp: Stamp,
-        middlewares: Sequence[Middleware] = (),
-        firing: Firing | None = None,
-        telemetry: Telemetry | None = None,
-        look_again: LookAgain | None = None,
-        make_store: Callable[[], Store] | None = None,
-        waited_for: WaitedFor | None = None,
-    ) -> None:
+    def __init__(self, program: Program, options: WorkerOptions) -> None:
         if not options.shares:
             raise ConfigurationError("queues: this worker has no queue to serve; name at least one")
         self.identity = self._identify(options.name or name_of_process())
         self.options = options
-        self._store = store
-        self._clock = clock
-        self._retention = retention or Retention()
-        self._firing = firing
-        self._look_again = look_again
-        self._clock_offset = self._offset_at_reaping = 0
-        self._registry = registry
-        self._started_at: Instant = 0
         self.troubles = Troubles()
         """What fails without harm to any job."""
+        self.left_running = 0
+        """Jobs that had not stopped when the worker did: threads that are still busy."""
+        self.left_unsettled = 0
+        """Outcomes that could not be recorded before the worker stopped."""
+        self.metrics_url: str | None = None
+        """Where it serves metrics, while it runs."""
+        self._program = program
+        self._store, self._clock, self._telemetry = program.store, program.clock, program.telemetry
+        self._clock_offset = self._offset_at_reaping = 0
+        self._started_at: Instant = 0
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._outage = Outage(self._on_return)
-        # No loop is cancelled in the middle of a statement.
-        self._supervisor = Supervisor(cancel=self._outage.cancel)
-        self._settling = Settling(store, self._outage)
-        self._slots = Slots(options.shares_of_all, options.slots, options.order, self._settling.count_unsettled, served)
-        self._telemetry = telemetry or Telemetry()
         self._telemetry.measured(wanted=options.metrics_port is not None)
-        self._execution = self._executes()(
-            store, registry, self._slots, clock, self._settling.add, max_result, stamp, middlewares
+        self._time = StoreTime(program.clock)
+        nested = options.traces == "nested"
+        self._watching = Watching(program.telemetry, self.identity, program.store, self._time, nested=nested)
+        self._outage = Outage(self._on_return, self._watching.store_lost)
+        # No loop is cancelled in the middle of a statement.
+        self._supervisor = Supervisor(self._outage.cancel, self._watching.loop_died)
+        self._settling = Settling(program.store, self._outage, self._watching)
+        unsettled = self._settling.count_unsettled
+        self._slots = Slots(options.shares_of_all, options.slots, options.order, unsettled, program.served)
+        self._execution = self._executes()(program, self._slots, self._time, self._settling.add)
+        self._runtime = Runtime(
+            store=program.store,
+            clock=program.clock,
+            options=options,
+            identity=self.identity,
+            outage=self._outage,
+            time=self._time,
+            slots=self._slots,
+            watching=self._watching,
+            troubles=self.troubles,
         )
-        self._settling.is_held_back = lambda: self._execution.is_filling
-        self._settling.rest = lambda: SETTLED_EVERY / SECOND if self._execution.ends_soon else 0.0
-        self._leases = Leases(store, self._execution, self._settling, self._outage, clock, options.time("lease"))
-        self._claiming = Claiming(
-            store,
-            self.identity,
-            self._slots,
-            self._execution,
-            self._outage,
-            clock,
-            lease=options.time("lease"),
-            poll=options.time("poll"),
-            prefetch=options.prefetch,
-        )
-        self._listening = Listening(store, self.identity, self._claiming, self._outage, self._leases.look_soon)
-        if firing is not None:
-            self._listening.on_schedules = firing.look_now
-        self._claiming.on_unexplained_nudge = self._leases.look_now
-        self._settling.on_settled = self._claiming.look_after_settling
-        self._long_runs = LongRuns(self._execution, clock, microseconds(options.long_run), waited_for)
+        self._leases = Leases(self._runtime, self._execution, self._settling)
+        self._claiming = Claiming(self._runtime, self._execution, self._leases, program.firing)
+        self._long_runs = LongRuns(self._execution, program.clock, microseconds(options.long_run), program.waited_for)
         rescue = None
-        if make_store is not None:
-            rescue = Rescue(make_store=make_store, identity=self.identity, say=self.report, leases=self._leases.held)
-        self._watchdog = Watchdog(self._execution, rescue)
-        self._watchdog.on_block_ended = self._on_block_ended
-        self._watching: Watching | None = None
-        if self._telemetry.is_watched:
-            self._watch(self._execution)
-        self.left_running = 0
-        """Jobs that would not stop, once the worker has: threads that are still busy."""
-        self.left_unsettled = 0
-        """Outcomes that could not be recorded, once the worker has stopped."""
-        self.metrics_url: str | None = None
-        """Where it tells of itself, while it does."""
+        if program.make_store is not None:
+            held = self._leases.held
+            rescue = Rescue(make_store=program.make_store, identity=self.identity, say=self.report, leases=held)
+        self._watchdog = Watchdog(self._execution, rescue, self._watching.loop_blocked)
 
     def running_by_queue(self) -> list[tuple[tuple[str, ...], float]]:
-        """How many jobs run, by queue."""
         found = Counter(run.claim.queue for run in list(self._execution.running))
         return [((queue,), float(found[queue])) for queue in list(self._slots.queues)]
 
@@ -157,25 +119,13 @@ class Worker:
         return WorkerIdentity(uuid4(), name)
 
     def _executes(self) -> Callable[..., Execution]:
-        """What becomes of its claims."""
-        command, processes = self.options.command, self.options.processes
-        if processes > 1:
-            each = self.options.concurrency
-            return partial(Crew, command=command, processes=processes, each=each, troubles=self.troubles)
-        # Who is not watched runs as if there were no telemetry at all.
-        here = WatchedExecution if self._telemetry.is_watched else Execution
-        return partial(here, lone=LoneProcess(command) if command else None)
-
-    def _watch(self, execution: Execution) -> None:
-        nested = self.options.traces == "nested"
-        watching = Watching(self._telemetry, self.identity, self._store, self._clock, nested=nested)
-        watching.store_now = execution.store_now
-        self._watching = watching
-        if isinstance(execution, WatchedExecution | Crew):
-            execution.watching = watching
-        self._settling.watching = self._leases.watching = self._claiming.watching = watching
-        self._outage.on_loss = watching.store_lost
-        self._supervisor.on_death = watching.loop_died
+        """Makes what runs its claims."""
+        options = self.options
+        if options.processes > 1:
+            return partial(Crew, watching=self._watching, options=options, troubles=self.troubles)
+        return partial(
+            Execution, watching=self._watching, lone=LoneProcess(options.command) if options.command else None
+        )
 
     def stop(self) -> None:
         """Drain and end. A second call ends without draining."""
@@ -199,7 +149,6 @@ class Worker:
         )
 
     def report(self) -> WorkerReport:
-        """What it says of itself."""
         health, options = self.health(), self.options
         return WorkerReport(
             name=self.identity.name,
@@ -218,7 +167,7 @@ class Worker:
             loops=dict(health.loops),
             troubles=dict(health.troubles),
             clock_offset=self._clock_offset,
-            tasks=sorted(task.name for task in self._registry),
+            tasks=sorted(task.name for task in self._program.registry),
             unknown_tasks=self._execution.unknown_tasks(),
             long_runs=self._long_runs.found,
             lost_runs=self._long_runs.lost,
@@ -228,20 +177,15 @@ class Worker:
 
     async def run(self) -> None:
         """Work until stopped. `WorkerDied` if a loop of this worker died: restart the process, it is not well."""
-        log.info(
-            "worker %s serves %s with %d slots",
-            self.identity.name,
-            ", ".join(self._slots.queues),
-            self.options.slots,
-        )
+        queues = ", ".join(self._slots.queues)
+        log.info("worker %s serves %s with %d slots", self.identity.name, queues, self.options.slots)
         async with showing(self, self._telemetry, self.options):
             await self._measure_offsets()
-            self._offset_at_reaping = self._execution.store_time.offset
-            self._started_at = self._execution.store_now()
+            self._offset_at_reaping = self._time.offset
+            self._started_at = self._time.now()
             self._start_loops()
             self._watchdog.start()
-            if self._watching is not None:
-                self._watching.worker_started(self._slots.queues)
+            self._watching.tell(WorkerStarted, queues=tuple(self._slots.queues))
             try:
                 await first_of(self._stop.wait(), self._supervisor.died.wait())
             except asyncio.CancelledError:
@@ -253,48 +197,33 @@ class Worker:
         self._supervisor.raise_if_died()
 
     def _start_loops(self) -> None:
-        start, store, outage, clock = self._supervisor.start, self._store, self._outage, self._clock
-        lease = microseconds(self.options.lease)
+        start, runtime, program = self._supervisor.start, self._runtime, self._program
         if isinstance(self._execution, Crew):
-            self._execution.open()
             start("processes", self._execution.keep())
-        start("settling", self._settling.run())
+        start("settling", self._settling.run(self._execution, self._slots))
         start("leases", self._leases.run())
-        start("listening", self._listening.run())
+        start("listening", self._claiming.listen())
         start("claiming", self._claiming.run())
-        start("reaping", reap_leases(store, outage, clock, lease, self._before_reaping, self._on_reaped))
-        start("pruning", remove_old_jobs(store, outage, clock, self._retention))
-        start("collecting", remove_idle_state(store, outage, clock, self._slots.queues))
-        start("auditing", audit_gates(store, outage, clock, self._slots.queues, self._on_recounted))
-        if self._firing is not None:
-            start("firing", fire_schedules(self._firing, self.identity, outage, clock, self._execution.store_now))
-        start("following", follow_partitions(store, outage, clock, self._slots, self._claiming, self._look_again))
-        start("tallying", keep_figures(store, outage, clock, self._slots.queues, self.troubles))
+        start("reaping", reap_leases(runtime, self._before_reaping))
+        start("pruning", remove_old_jobs(self._store, self._outage, self._clock, program.retention))
+        start("collecting", remove_idle_state(runtime))
+        start("auditing", audit_gates(runtime))
+        if program.firing is not None:
+            start("firing", program.firing.run(self.identity.id, self._outage, self._clock, self._time))
+        start("following", follow_partitions(runtime, program.look_again))
+        start("tallying", keep_figures(self._store, self._outage, self._clock, self._slots.queues, self.troubles))
         if self._execution.calls_handlers:
             start("watching", self._long_runs.keep_looking())
-        start("reporting", keep_reporting(store, outage, clock, self.identity, self.report, self.troubles))
+        start("reporting", keep_reporting(runtime, self.report))
 
     # The database.
 
-    def _on_reaped(self, reaped: Reaped) -> None:
-        self._claiming.look_everywhere()
-        if self._watching is not None:
-            self._watching.reaped(reaped.settled)
-
-    def _on_recounted(self, queue: str, found: Sequence[Miscount]) -> None:
-        self._claiming.look_everywhere()
-        if self._watching is not None:
-            self._watching.recounted(queue, len(found))
-
-    def _on_block_ended(self, block: BlockedLoop, seconds: float) -> None:
-        if self._watching is not None:
-            self._watching.loop_blocked(block.task, seconds)
-
-    async def _before_reaping(self) -> tuple[int, int]:
+    async def _before_reaping(self) -> int:
+        """By how much queue time has gained on our clock since the last call."""
         await self._leases.keep_if_late()
         await self._measure_offsets()
-        before, self._offset_at_reaping = self._offset_at_reaping, self._execution.store_time.offset
-        return self._offset_at_reaping, self._offset_at_reaping - before
+        before, self._offset_at_reaping = self._offset_at_reaping, self._time.offset
+        return self._offset_at_reaping - before
 
     async def _measure_offsets(self) -> None:
         """How queue time and the store's clock differ from the clocks of this machine."""
@@ -303,26 +232,21 @@ class Worker:
             asked_at = self._clock.monotonic()
             there = await self._store.keep_time()
             heard_at = self._clock.monotonic()
-            self._execution.store_time.hear(asked_at, there.now, heard_at)
-            self._execution.store_ahead = there.ahead
-            self._clock_offset = self._execution.store_wall() - self._clock.now()
+            self._time.hear(asked_at, there.now, heard_at)
+            self._time.ahead = there.ahead
+            self._clock_offset = self._time.wall() - self._clock.now()
 
-        await self._unless_stopped(measure, "asking for the time")
-
-    async def _unless_stopped(self, call: Callable[[], Awaitable[T]], what: str) -> T | None:
-        """Ask the database until it answers; nothing, if the worker is told to stop before that."""
         try:
-            return await self._outage.ride_out(call, what, unless=self._stop)
+            await self._outage.ride_out(measure, "asking for the time", unless=self._stop)
         except StoreUnavailable:
             if not self._stop.is_set():
                 raise
-            return None
 
     def _on_return(self) -> None:
         self._leases.check_soon()
-        self._claiming.look_everywhere()
-        if self._watching is not None and not self._outage.is_lost:
-            self._watching.store_returned()
+        self._slots.look_everywhere()
+        if not self._outage.is_lost:
+            self._watching.tell(StoreReturned)
 
     # The end.
 
@@ -355,8 +279,7 @@ class Worker:
         self._hurry.set()
 
     async def _stop_claiming(self) -> None:
-        if self._watching is not None:
-            self._watching.worker_stopping(len(self._execution.running))
+        self._watching.tell(WorkerStopping, running=len(self._execution.running))
         self._supervisor.let_end("claiming")
         self._claiming.stop()
         self._execution.give_back_unstarted("its worker was stopped")
@@ -368,9 +291,10 @@ class Worker:
                 lasting(self.options.time("drain_timeout").total_seconds()),
             )
         # What these two hold must still reach the store, whatever one of them died of.
-        for name, loop in (("settling", self._settling.run), ("leases", self._leases.run)):
-            if name in self._supervisor.causes:
-                self._supervisor.start(name, loop())
+        if "settling" in self._supervisor.causes:
+            self._supervisor.start("settling", self._settling.run(self._execution, self._slots))
+        if "leases" in self._supervisor.causes:
+            self._supervisor.start("leases", self._leases.run())
         await self._supervisor.stop(*UPKEEP)
         # A claim in flight is not interrupted: it may be committed, and its jobs would wait for their lease to end.
         await first_of(self._supervisor.finish("claiming"), self._hurry.wait())
@@ -380,8 +304,7 @@ class Worker:
         if not self._execution.running:
             return
         for run in list(self._execution.running):
-            claim = run.claim
-            log.warning("job %s (%s) still runs; it is interrupted", claim.id, claim.task, extra={"claim": claim})
+            log_job(log, logging.WARNING, run.claim, " still runs; it is interrupted")
             self._execution.interrupt(run, Stop.SHUTDOWN)
         await first_of(self._execution.all_ended(), self._grace())
         await self._execution.kill_the_rest()
@@ -394,22 +317,13 @@ class Worker:
         self.left_running = len(self._execution.running)
         self.left_unsettled = self._settling.count_unsettled() + self._settling.given_up
         for run in self._execution.running:
-            claim = run.claim
-            log.error(
-                "job %s (%s) would not stop; it runs again once its lease ends",
-                claim.id,
-                claim.task,
-                extra={"claim": claim},
-            )
+            log_job(log, logging.ERROR, run.claim, " would not stop; it runs again once its lease ends")
         if self._settling.count_unsettled():
             log.error("%d outcomes could not be recorded; these jobs run again", self._settling.count_unsettled())
-        if self._watching is not None:
-            self._watching.worker_stopped(self)
-        log.info("worker %s has stopped%s%s", self.identity.name, self._how_long(), self._what_it_ran())
-
-    def _how_long(self) -> str:
-        lasted = self._execution.store_now() - self._started_at
-        return f" after {lasting(lasted / SECOND)}" if self._started_at else ""
+        self._watching.tell(WorkerStopped, left_running=self.left_running, left_unsettled=self.left_unsettled)
+        lasted = lasting((self._time.now() - self._started_at) / SECOND)
+        after = f" after {lasted}" if self._started_at else ""
+        log.info("worker %s has stopped%s%s", self.identity.name, after, self._what_it_ran())
 
     def _what_it_ran(self) -> str:
         attempts, otherwise = self._execution.attempts, self._execution.ended_otherwise + self._settling.refused
@@ -422,14 +336,14 @@ class Worker:
 
 
 def name_of_process() -> str:
-    """How people see a worker that was given no name."""
+    """The name of a worker that was given none."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 EXIT_WELL, EXIT_DIED, EXIT_UNSETTLED, EXIT_FORCED = 0, 1, 3, 130
 STOPS = (signal.SIGTERM, signal.SIGINT)
 HURRY_WITHIN = 3.0
-"""Seconds for which a process still says goodbye to the database after a second signal, which may not answer."""
+"""Seconds for a process to say goodbye to the database after a second signal: it may not answer."""
 
 
 class Host(Protocol):
@@ -483,10 +397,10 @@ async def _run(app: Host, options: WorkerOptions | None) -> tuple[Worker | None,
 
 
 class _Stopping:
-    """What signals do: the first stops the worker, the second at once, the third the process.
+    """What signals do: the first stops the worker, the second stops it at once, the third ends the process.
 
-    "At once" has a bound of its own, whatever the worker still waits for: time for cancelled handlers to clean up and
-    for their outcomes to be recorded, if there are any, and a moment to leave.
+    "At once" has a bound, whatever the worker still waits for: time for cancelled handlers to clean up and for their
+    outcomes to be recorded, if there are any, and a moment to leave.
     """
 
     def __init__(self, starting: asyncio.Future[Worker]) -> None:
@@ -495,7 +409,7 @@ class _Stopping:
         self._signals = 0
 
     async def started(self) -> Worker | None:
-        """The worker; nothing if it was stopped before it was there."""
+        """The worker; `None` if it was stopped before it was ready."""
         try:
             worker = await self._starting
         except asyncio.CancelledError:
@@ -515,15 +429,10 @@ class _Stopping:
         if self._worker is not None:
             self._worker.stop()
             if self._signals == 2:
-                self._leave_soon(self._worker)
+                grace = 2 * self._worker.options.time("cancel_grace").total_seconds() if _is_busy(self._worker) else 0.0
+                asyncio.get_running_loop().call_later(HURRY_WITHIN + grace, self._leave_now, self._worker)
         elif self._signals == 2:
             self._starting.cancel()
-
-    def _leave_soon(self, worker: Worker) -> None:
-        within = HURRY_WITHIN
-        if _is_busy(worker):
-            within += 2 * worker.options.time("cancel_grace").total_seconds()
-        asyncio.get_running_loop().call_later(within, self._leave_now, worker)
 
     def _leave_now(self, worker: Worker) -> None:
         log.error("the database does not answer; leaving without a word to it")

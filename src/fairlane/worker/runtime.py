@@ -1,29 +1,86 @@
-"""The loops of a worker under one roof: a loop that ends by itself is a fault, and a loud one."""
+"""What a worker is made of: what its app gives to it, what its loops share, and what supervises them.
+
+A loop that ends by itself is a fault, and the worker stops.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from fairlane.clock import Clock
+from fairlane.enqueue import Stamp
 from fairlane.errors import WorkerDied
 from fairlane.redaction import error_text
+from fairlane.store.protocol import Retention, Store, WorkerIdentity
+from fairlane.task import Registry
+from fairlane.telemetry.telemetry import Telemetry
+from fairlane.waits import Outage, StoreTime
+
+if TYPE_CHECKING:
+    from fairlane.cron.runner import Firing
+    from fairlane.worker.claims import Slots
+    from fairlane.worker.instruments import Watching
+    from fairlane.worker.options import WorkerOptions
+    from fairlane.worker.runs import Middleware
+    from fairlane.worker.watchdog import WaitedFor
 
 log = logging.getLogger("fairlane.worker")
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What an app gives to whatever runs its jobs."""
+
+    store: Store
+    registry: Registry
+    clock: Clock
+    stamp: Stamp
+    max_result: int
+    middlewares: Sequence[Middleware] = ()
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    served: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The partitions of each queue."""
+    retention: Retention = field(default_factory=Retention)
+    firing: Firing | None = None
+    look_again: Callable[[], Awaitable[None]] | None = None
+    """Tells the handlers of this process where the follow-ups go that they declare."""
+    make_store: Callable[[], Store] | None = None
+    """Opens the same database once more; `None` where it is in memory."""
+    waited_for: WaitedFor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What the loops of one worker share."""
+
+    store: Store
+    clock: Clock
+    options: WorkerOptions
+    identity: WorkerIdentity
+    outage: Outage
+    time: StoreTime
+    slots: Slots
+    watching: Watching
+    troubles: Troubles
+
 
 class Supervisor:
-    """Starts loops, notices the first that dies, and stops them in the order it is told."""
+    """Starts loops, notices when one dies, and stops them in the given order."""
 
-    def __init__(self, cancel: Callable[[asyncio.Task[None]], object]) -> None:
+    def __init__(self, cancel: Callable[[asyncio.Task[None]], object], on_death: Callable[[str, str], None]) -> None:
         self._cancel = cancel
+        self._on_death = on_death
         self._loops: dict[str, asyncio.Task[None]] = {}
         self._told_to_stop: set[str] = set()
         self.causes: dict[str, str] = {}
         self.died = asyncio.Event()
-        self.on_death: Callable[[str, str], None] = lambda name, cause: None
 
     def start(self, name: str, loop: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(loop, name=f"fairlane-{name}")
@@ -38,7 +95,7 @@ class Supervisor:
         # A cancellation that did not come from us is the end of the whole event loop, not a fault of this one.
         if not task.cancelled():
             log.critical("the worker's loop %r died: %s; the worker stops", name, self.causes[name], exc_info=error)
-            self.on_death(name, self.causes[name])
+            self._on_death(name, self.causes[name])
         self.died.set()
 
     async def stop(self, *names: str) -> None:
@@ -50,11 +107,11 @@ class Supervisor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def let_end(self, name: str) -> None:
-        """This loop has been told to end by itself."""
+        """This loop was told to end by itself."""
         self._told_to_stop.add(name)
 
     async def finish(self, name: str) -> None:
-        """Wait until it has."""
+        """Wait until this loop has ended."""
         if name in self._loops:
             await asyncio.wait({self._loops[name]})
 
@@ -69,11 +126,8 @@ class Supervisor:
             raise WorkerDied(f"a loop of this worker died, and the worker with it ({told})")
 
 
-T = TypeVar("T")
-
-
 class Troubles:
-    """By loop, what it fails with now, and how often it has failed."""
+    """What fails without harm to any job: the current error of each loop, and how often it has failed."""
 
     def __init__(self) -> None:
         self._now: dict[str, str] = {}
@@ -84,7 +138,7 @@ class Troubles:
         return dict(self._now)
 
     async def endure(self, name: str, call: Callable[[], Awaitable[T]]) -> T | None:
-        """What the call brings; `None` where it fails. It is logged when that starts and when it ends."""
+        """The result of the call; `None` if it fails. It is logged when failures start and when they end."""
         try:
             result = await call()
         except Exception as error:
@@ -94,19 +148,18 @@ class Troubles:
         return result
 
     def note(self, name: str, error: Exception) -> None:
-        """It fails."""
         self.failures[name] += 1
         if name not in self._now:
             log.error("%s fails (%s); jobs go on, trying again", name, error, exc_info=error)
         self._now[name] = error_text(error)
 
     def tell(self, name: str, words: str) -> None:
-        """Something is amiss that no error says."""
+        """Note a problem that is not an error."""
         if name not in self._now:
             log.warning("%s: %s", name, words)
         self._now[name] = words
 
     def clear(self, name: str, words: str | None = None) -> None:
-        """It does not, or no more; `words` say so."""
+        """It works again."""
         if self._now.pop(name, None) is not None:
             log.warning("%s", words or f"{name} works again")
