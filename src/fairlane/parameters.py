@@ -69,15 +69,20 @@ def is_storable(text: str) -> bool:
 
 
 def checked(
-    *, error: type[FairlaneError] = ConfigurationError, unchecked: Collection[str] = (), any_text: Collection[str] = ()
+    *,
+    error: type[FairlaneError] = ConfigurationError,
+    unchecked: Collection[str] = (),
+    any_text: Collection[str] = (),
+    called: str = "",
 ) -> Callable[[F], F]:
     """Refuse arguments that are not what their annotations say.
 
-    Parameters in `unchecked` are left to the function; text in `any_text` need not be storable as it is.
+    Parameters in `unchecked` are left to the function; text in `any_text` need not be storable as it is. `called` is
+    what errors call the function, instead of its own name.
     """
 
     def decorate(function: F) -> F:
-        return _preceded(function, _Checks(function, error, unchecked, any_text).check)
+        return _preceded(function, _Checks(function, called, error, unchecked, any_text).check)
 
     return decorate
 
@@ -142,10 +147,10 @@ def _refuse_unknown(what: str, given: Iterable[str], known: Collection[str]) -> 
 
 
 def checked_methods(kind: C) -> C:
-    """The same for every public method of a class."""
+    """The same for every public method of a class. Errors call one of `Limits` `limits.set`."""
     for name, method in list(vars(kind).items()):
         if inspect.isfunction(method) and not name.startswith("_"):
-            setattr(kind, name, checked()(method))
+            setattr(kind, name, checked(called=f"{kind.__name__.lower()}.{name}")(method))
     return kind
 
 
@@ -189,11 +194,12 @@ class _Checks:
     def __init__(
         self,
         function: Callable[..., Any],
+        called: str,
         error: type[FairlaneError],
         unchecked: Collection[str],
         any_text: Collection[str],
     ) -> None:
-        self._what = _called(function)
+        self._what = called or _called(function)
         self._function = function
         self._options = _options(function)
         self._names = None if self._options is None else frozenset(self._options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from fairlane.clock import duration_of
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.manual_claims import ClaimSource, Ear, HeldClaim, HeldLease, as_lease, renew_together, settle_together
-from fairlane.operations.explanations import explain_queue
+from fairlane.operations import Operations
 from fairlane.parameters import check_value, checked, known_options
 from fairlane.policy.partitions import parse_partition, partition_for, partition_name, whole_of
 from fairlane.policy.policy import Policy
@@ -46,7 +46,7 @@ class QueueSource(ClaimSource, Protocol):
     def in_force(self, queue: str) -> Policy | None: ...
 
     @property
-    def forwarded(self) -> Collection[str]: ...
+    def operations(self) -> Operations: ...
 
     async def wait_for_room(
         self, policies: Sequence[Policy], keys: Mapping[str, object], timeout: int | None
@@ -146,8 +146,8 @@ class Queue:
 
     async def explain(self, **keys: object) -> Explanation:
         """Everything that holds all jobs of the queue, or all of these keys in it, and what would start next."""
-        hand = await self._source.hand(self.partitions)
-        return await explain_queue(hand.store, self.name, keys, self._source.forwarded)
+        await self._source.hand(self.partitions)
+        return await self._source.operations.queues.explain(self.name, keys)
 
     async def pace(self, timeout: Duration | None = None, /, **keys: object) -> bool:
         """Return True once fewer jobs of these keys wait than their backlogs hold, False after `timeout`.

@@ -8,9 +8,8 @@ import os
 import signal
 from typing import Any
 
-from fairlane.operations import Intent, change_partitions
 from fairlane.store import repartition
-from tests.store.harness import Database, Kind
+from tests.store.harness import Database, Kind, operations_on
 
 __all__ = ["WRITES", "change_and_die"]
 
@@ -53,5 +52,5 @@ async def _changed(database: Database, queue: str, to: int, before: int) -> None
         setattr(store, name, watched(getattr(store, name)))
 
     repartition.LEARNED_AFTER = 0  # type: ignore[attr-defined]  # its producers are not what these tests are about
-    await change_partitions(store, queue, to, Intent(actor="ops"), by=("account",))
+    await operations_on(store).partitions.change(queue, to, by=("account",), actor="ops")
     await database.close()

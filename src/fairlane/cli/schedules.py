@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import click
 
-from fairlane import operations
 from fairlane.cli.changes import change_options, intent_of
-from fairlane.cli.database import app_of, existing_store, redactor_of
+from fairlane.cli.database import app_of
 from fairlane.cli.job_selection import LookingGroup, app_or_url_options
+from fairlane.cli.output import look_now
 from fairlane.cli.tables import ago, print_table
 from fairlane.clock import Instant
-from fairlane.operations import Intent, ScheduleView, describe_schedule, list_schedules
-from fairlane.redaction import Redactor
-from fairlane.store.protocol import Store
+from fairlane.operations import ScheduleView, describe_schedule
+from fairlane.operations.schedules import Schedules
 
 
 @click.group(cls=LookingGroup)
@@ -47,13 +45,7 @@ def list_(app: str | None, url: str | None, as_json: bool) -> None:
       fairlane schedules list
       fairlane schedules list --json
     """
-
-    async def look() -> tuple[list[ScheduleView], Instant]:
-        found = app_of(app, url)
-        async with existing_store(found) as store:
-            return await list_schedules(store, redactor_of(found)), (await store.time()).wall
-
-    found, now = asyncio.run(look())
+    found, now = look_now(lambda operations: operations.schedules.list(), app_of(app, url))
     if as_json:
         click.echo(json.dumps({"schedules": [describe_schedule(each) for each in found]}))
         return
@@ -86,7 +78,7 @@ def pause(name: str, **options: Any) -> None:
     Example:
       fairlane schedules pause nightly-report --reason "the warehouse is down"
     """
-    _change(lambda store, *asked: operations.pause_schedule(store, name, *asked), "paused", options)
+    _change(lambda schedules: schedules.pause, name, "paused", options)
 
 
 @schedules.command()
@@ -99,7 +91,7 @@ def resume(name: str, **options: Any) -> None:
     Example:
       fairlane schedules resume nightly-report
     """
-    _change(lambda store, *asked: operations.resume_schedule(store, name, *asked), "resumed", options)
+    _change(lambda schedules: schedules.resume, name, "resumed", options)
 
 
 @schedules.command()
@@ -112,20 +104,15 @@ def trigger(name: str, **options: Any) -> None:
     Example:
       fairlane schedules trigger nightly-report --reason "the figures were corrected"
     """
-    _change(lambda store, *asked: operations.trigger_schedule(store, name, *asked), "triggered", options)
+    _change(lambda schedules: schedules.trigger, name, "triggered", options)
 
 
 def _change(
-    action: Callable[[Store, Intent, Redactor | None], Awaitable[ScheduleView]], done: str, options: dict[str, Any]
+    action: Callable[[Schedules], Callable[..., Awaitable[ScheduleView]]], name: str, done: str, options: dict[str, Any]
 ) -> None:
-
-    async def act() -> tuple[ScheduleView, Instant]:
-        intent = intent_of(options)
-        app = app_of(options["app"], options["url"])
-        async with existing_store(app) as store:
-            return await action(store, intent, redactor_of(app)), (await store.time()).wall
-
-    view, now = asyncio.run(act())
+    intent = intent_of(options)
+    app = app_of(options["app"], options["url"])
+    view, now = look_now(lambda operations: action(operations.schedules)(name, **intent), app)
     if options["as_json"]:
         click.echo(json.dumps(describe_schedule(view) | {"is_dry_run": options["dry_run"]}))
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 from uuid import UUID
 
@@ -108,6 +109,8 @@ class Operation:
     answer: type
     """What it says, for `openapi.json`."""
     carry_out: Answer
+    act: str = ""
+    """Of an action, the method of `operations`: `queues.pause`."""
     query: type[msgspec.Struct] = shapes.NoQuery
     body: type[msgspec.Struct] | None = None
     role: Role = Role.VIEWER
@@ -158,38 +161,38 @@ async def _overview(asked: Asked) -> object:
 @_endpoint("GET /queues", shapes.QueueList)
 async def _list_queues(asked: Asked) -> object:
     """Every queue at a glance."""
-    return {"queues": await asked.operations.list_queues()}
+    return {"queues": await asked.operations.queues.list()}
 
 
 @_endpoint("GET /queues/{queue}", OneQueue)
 async def _show_queue(asked: Asked) -> object:
     """One queue: its policy in words, its limits, its partitions, its last hour."""
-    return await asked.operations.show_queue(asked.queue)
+    return await asked.operations.queues.show(asked.queue)
 
 
 @_endpoint("GET /queues/{queue}/keys", KeyList)
 async def _list_keys(asked: Asked, given: shapes.KeysQuery) -> object:
     """A page of a queue's keys, by one of its scopes."""
     options = msgspec.structs.asdict(given)
-    return await asked.operations.list_keys(asked.queue, held_only=options.pop("held"), **options)
+    return await asked.operations.keys.list(asked.queue, held_only=options.pop("held"), **options)
 
 
 @_endpoint("GET /queues/{queue}/key", OneKey)
 async def _show_key(asked: Asked, given: shapes.KeyQuery) -> object:
     """One key: what waits, runs and comes next, its limits and what holds it."""
-    return await asked.operations.show_key(asked.queue, _keys(given.key))
+    return await asked.operations.keys.show(asked.queue, _keys(given.key))
 
 
 @_endpoint("GET /queues/{queue}/explain", shapes.ExplanationShown)
 async def _explain_queue(asked: Asked, given: shapes.ExplainQuery) -> object:
     """Everything that holds a queue, or some keys of it."""
-    return describe_explanation(await asked.operations.explain_queue(asked.queue, _keys(given.key)))
+    return describe_explanation(await asked.operations.queues.explain(asked.queue, _keys(given.key)))
 
 
 @_endpoint("GET /queues/{queue}/limits", shapes.LimitList)
 async def _list_limits(asked: Asked) -> object:
     """Every limit of a queue: declared, in force, and who changed it."""
-    return {"limits": [describe_limit(each) for each in await asked.operations.list_limits(asked.queue)]}
+    return {"limits": [describe_limit(each) for each in await asked.operations.limits.list(asked.queue)]}
 
 
 @_endpoint("GET /jobs", shapes.JobList, 404)
@@ -206,44 +209,44 @@ async def _list_dead(asked: Asked, given: shapes.DeadQuery) -> object:
 
 async def _page(asked: Asked, given: shapes.DeadQuery, state: str | None) -> object:
     wanted = _filter(given, state, _keys(given.key))
-    return describe_page(await asked.operations.list_jobs(wanted, given.limit, given.after, looks=LOOKS))
+    return describe_page(await asked.operations.jobs.list(wanted, given.limit, given.after, looks=LOOKS))
 
 
 @_endpoint("GET /jobs/{job}", shapes.OneJob)
 async def _show_job(asked: Asked) -> object:
     """Everything about one job."""
-    return describe_details(await asked.operations.show_job(asked.job))
+    return describe_details(await asked.operations.jobs.show(asked.job))
 
 
 @_endpoint("GET /jobs/{job}/explain", shapes.ExplanationShown)
 async def _explain_job(asked: Asked) -> object:
     """Everything that holds a job."""
-    return describe_explanation(await asked.operations.explain_job(asked.job))
+    return describe_explanation(await asked.operations.jobs.explain(asked.job))
 
 
 @_endpoint("GET /workers", WorkerList)
 async def _list_workers(asked: Asked) -> object:
     """Every worker, and those that have gone silent."""
-    return await asked.operations.list_workers()
+    return await asked.operations.workers.list()
 
 
 @_endpoint("GET /schedules", shapes.ScheduleList)
 async def _list_schedules(asked: Asked) -> object:
     """Every schedule: when it is due, what it enqueues, what it enqueued last."""
-    return {"schedules": [describe_schedule(each) for each in await asked.operations.list_schedules()]}
+    return {"schedules": [describe_schedule(each) for each in await asked.operations.schedules.list()]}
 
 
 @_endpoint("GET /audit", shapes.AuditList)
 async def _list_audit(asked: Asked, given: shapes.AuditQuery) -> object:
     """What operators did, the newest first."""
-    page = await asked.operations.list_audit(given.queue, before=given.after, limit=given.limit)
+    page = await asked.operations.audit.list(given.queue, before=given.after, limit=given.limit)
     return {"entries": [describe_entry(each) for each in page.entries], "after": page.before}
 
 
 @_endpoint("GET /policies", shapes.PolicyList)
 async def _show_policies(asked: Asked) -> object:
     """The policies in force, and where the program at hand declares another one."""
-    return {"policies": [describe_policy(each) for each in await asked.operations.show_policies()]}
+    return {"policies": [describe_policy(each) for each in await asked.operations.policies.show()]}
 
 
 @_endpoint("GET /findings", shapes.FindingList)
@@ -264,7 +267,7 @@ async def _openapi(asked: Asked) -> object:
 @_endpoint("POST /simulate", shapes.SimulationList, 404)
 async def _try_policies(asked: Asked, given: shapes.Simulate) -> object:
     """Try policies side by side on a virtual clock. Touches no queue."""
-    tried = await asked.operations.try_policies(**msgspec.structs.asdict(given))
+    tried = await asked.operations.trials.run(**msgspec.structs.asdict(given))
     slowest = [
         replace(each, keys=tuple(sorted(each.keys, key=lambda group: -group.waits.p95)[:SHOWN_KEYS]))
         for each, _ in tried
@@ -304,6 +307,7 @@ def _selection(ids: list[UUID] | None, wanted: shapes.JobChoice | None) -> Selec
 
 def _action(
     name: str,
+    act: str,
     path: str,
     summary: str,
     body: type[msgspec.Struct],
@@ -311,14 +315,14 @@ def _action(
     describe: Callable[[Any], dict[str, Any]],
     *fails: int,
 ) -> Operation:
-    """A method of `operations` that takes the variable part of the path, and what is sent by the names that it has."""
+    """A method of `operations` (`queues.pause`) that takes the variable part of the path, and what is sent by name."""
 
     async def carry_out(asked: Asked) -> object:
         options = asked.options
         if "filter" in options:
             options["selection"] = _selection(options.pop("ids"), options.pop("filter"))
-        act: Callable[..., Awaitable[Any]] = getattr(asked.operations, name)
-        return describe(await act(*asked.place.values(), **options)) | {"dry_run": asked.given.dry_run}
+        carried_out: Callable[..., Awaitable[Any]] = attrgetter(act)(asked.operations)
+        return describe(await carried_out(*asked.place.values(), **options)) | {"dry_run": asked.given.dry_run}
 
     return Operation(
         name=name,
@@ -327,6 +331,7 @@ def _action(
         summary=summary,
         answer=answer,
         carry_out=carry_out,
+        act=act,
         body=body,
         role=Role.OPERATOR,
         fails=fails,
@@ -334,40 +339,44 @@ def _action(
 
 
 # fmt: off
-CHANGES: tuple[tuple[str, str, str, type[msgspec.Struct]], ...] = (
-    ("pause", "pause", "Start nothing more of a queue, a key or a task. What runs goes on.", shapes.Pause),
-    ("resume", "resume", "End a pause: the one of exactly this queue, key or task.", shapes.Resume),
-    ("set_limit", "limit/set", "Give a limit another bound for one key.", shapes.SetLimit),
-    ("clear_limit", "limit/clear", "Let a key have the bound again that the policy declares.", shapes.ClearLimit),
-    ("set_weight", "weight/set", "Give a flow another weight.", shapes.SetWeight),
-    ("boost", "weight/boost", "Multiply a flow's weight.", shapes.Boost),
-    ("clear_weight", "weight/clear", "Let a flow have the weight again that the policy declares, and no boost.",
-     shapes.ClearWeight),
-    ("suspend", "suspend", "Let no limit of a queue hold anything back. All go on counting.", shapes.ChangeForAWhile),
-    ("unsuspend", "unsuspend", "Let the limits of a queue hold again.", shapes.Change),
+CHANGES: tuple[tuple[str, str, str, str, type[msgspec.Struct]], ...] = (
+    ("pause", "queues.pause", "pause", "Start nothing more of a queue, a key or a task. What runs goes on.",
+     shapes.Pause),
+    ("resume", "queues.resume", "resume", "End a pause: the one of exactly this queue, key or task.", shapes.Resume),
+    ("set_limit", "limits.set", "limit/set", "Give a limit another bound for one key.", shapes.SetLimit),
+    ("clear_limit", "limits.clear", "limit/clear", "Let a key have the bound again that the policy declares.",
+     shapes.ClearLimit),
+    ("set_weight", "weights.set", "weight/set", "Give a flow another weight.", shapes.SetWeight),
+    ("boost", "weights.boost", "weight/boost", "Multiply a flow's weight.", shapes.Boost),
+    ("clear_weight", "weights.clear", "weight/clear",
+     "Let a flow have the weight again that the policy declares, and no boost.", shapes.ClearWeight),
+    ("suspend", "queues.suspend", "suspend", "Let no limit of a queue hold anything back. All go on counting.",
+     shapes.ChangeForAWhile),
+    ("unsuspend", "queues.unsuspend", "unsuspend", "Let the limits of a queue hold again.", shapes.Change),
 )
-OF_JOBS: tuple[tuple[str, str, str, type[msgspec.Struct]], ...] = (
-    ("cancel_jobs", "cancel", "Cancel jobs that wait, ask those that run to stop.", shapes.ActOnJobs),
-    ("retry_jobs", "retry", "Let scheduled jobs be due now.", shapes.ActOnJobs),
-    ("replay_jobs", "replay", "Put dead jobs back, cancelled ones too if they are named or asked for.",
+OF_JOBS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
+    ("cancel", "Cancel jobs that wait, ask those that run to stop.", shapes.ActOnJobs),
+    ("retry", "Let scheduled jobs be due now.", shapes.ActOnJobs),
+    ("replay", "Put dead jobs back, cancelled ones too if they are named or asked for.",
      shapes.ReplayJobs),
-    ("purge_jobs", "purge", "Remove dead jobs for good, done and cancelled ones if they are named or asked for.",
+    ("purge", "Remove dead jobs for good, done and cancelled ones if they are named or asked for.",
      shapes.ActOnJobs),
-    ("force_jobs", "force", "Let waiting jobs start next, whatever their limits say; every limit counts them.",
+    ("force", "Let waiting jobs start next, whatever their limits say; every limit counts them.",
      shapes.ForceJobs),
 )
 OF_SCHEDULES = (
-    ("pause_schedule", "pause", "Fire a schedule no more. Slots that come meanwhile are not made up for."),
-    ("resume_schedule", "resume", "Let a schedule fire again, from its next slot on."),
-    ("trigger_schedule", "trigger", "Let a worker fire a schedule once, beside its slots, also if paused."),
+    ("pause", "Fire a schedule no more. Slots that come meanwhile are not made up for."),
+    ("resume", "Let a schedule fire again, from its next slot on."),
+    ("trigger", "Let a worker fire a schedule once, beside its slots, also if paused."),
 )
 OPERATIONS: tuple[Operation, ...] = (
     *_declared,
-    *(_action(name, f"/queues/{{queue}}/{what}", summary, body, shapes.ChangeMade, describe_change)
-      for name, what, summary, body in CHANGES),
-    *(_action(name, f"/jobs/{what}", summary, body, shapes.ReportShown, describe_report, 404)
-      for name, what, summary, body in OF_JOBS),
-    *(_action(name, f"/schedules/{what}", summary, shapes.ChangeSchedule, shapes.ScheduleChange, describe_schedule, 404)
-      for name, what, summary in OF_SCHEDULES),
+    *(_action(name, act, f"/queues/{{queue}}/{what}", summary, body, shapes.ChangeMade, describe_change)
+      for name, act, what, summary, body in CHANGES),
+    *(_action(f"{what}_jobs", f"jobs.{what}", f"/jobs/{what}", summary, body, shapes.ReportShown, describe_report, 404)
+      for what, summary, body in OF_JOBS),
+    *(_action(f"{what}_schedule", f"schedules.{what}", f"/schedules/{what}", summary, shapes.ChangeSchedule,
+              shapes.ScheduleChange, describe_schedule, 404)
+      for what, summary in OF_SCHEDULES),
 )
 # fmt: on

@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from fairlane.operations.findings import Finding
+from fairlane.operations.diagnosis import Finding
 from fairlane.operations.jobs import LIMIT
 from fairlane.operations.keys import MOST_KEYS
 from fairlane.operations.overrides import Affected

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
@@ -276,7 +277,7 @@ def _changing(method: str, *options: str) -> CarryOut:
 
     async def carry_out(operations: Operations, fields: Fields, intent: Intent) -> Told:
         given = {name: OPTIONS[name](fields) for name in options}
-        return told_of_change(await getattr(operations, method)(_queue_of(fields), **given, **intent))
+        return told_of_change(await attrgetter(method)(operations)(_queue_of(fields), **given, **intent))
 
     return carry_out
 
@@ -289,7 +290,7 @@ async def _restore(operations: Operations, fields: Fields, intent: Intent) -> To
     except msgspec.DecodeError:
         raise ConfigurationError("what is to be restored? The form did not say") from None
     queue = _queue_of(fields)
-    return told_of_change(await operations.restore_overrides(queue, overrides, ending=ending, **intent))
+    return told_of_change(await operations.overrides.restore(queue, overrides, ending=ending, **intent))
 
 
 # Jobs.
@@ -301,25 +302,25 @@ def _handling(method: str) -> CarryOut:
     async def carry_out(operations: Operations, fields: Fields, intent: Intent) -> Told:
         chosen = selection_from(fields)
         options: dict[str, Any] = {"limit": limit_from(fields)}
-        if method == "replay_jobs":
+        if method == "jobs.replay":
             options["delay"] = fields.get("delay", "").strip() or None
             options["on_conflict"] = checked_on_replay_conflict(fields.get("on_conflict") or "reject")
-        if method == "purge_jobs" and isinstance(chosen, JobFilter) and chosen.state is None:
+        if method == "jobs.purge" and isinstance(chosen, JobFilter) and chosen.state is None:
             chosen = filter_from(fields, state=State.DEAD)
-        return told_of_report(await getattr(operations, method)(chosen, **options, **intent))
+        return told_of_report(await attrgetter(method)(operations)(chosen, **options, **intent))
 
     return carry_out
 
 
 async def _force(operations: Operations, fields: Fields, intent: Intent) -> Told:
-    return told_of_report(await operations.force_jobs([job_from(fields.get("job", ""))], **intent))
+    return told_of_report(await operations.jobs.force([job_from(fields.get("job", ""))], **intent))
 
 
 # Schedules.
 
 
 async def _pause_schedule(operations: Operations, fields: Fields, intent: Intent) -> Told:
-    view, dry_run = await operations.pause_schedule(_schedule_of(fields), **intent), intent["dry_run"]
+    view, dry_run = await operations.schedules.pause(_schedule_of(fields), **intent), intent["dry_run"]
     if dry_run and view.is_paused:
         return Told(headline=f"{view.name} is paused already", is_nothing=True)
     left_out = [] if view.next_at is None else [f"the first slot that is left out: {clock(view.next_at)} UTC"]
@@ -331,7 +332,7 @@ async def _pause_schedule(operations: Operations, fields: Fields, intent: Intent
 
 
 async def _resume_schedule(operations: Operations, fields: Fields, intent: Intent) -> Told:
-    view, dry_run = await operations.resume_schedule(_schedule_of(fields), **intent), intent["dry_run"]
+    view, dry_run = await operations.schedules.resume(_schedule_of(fields), **intent), intent["dry_run"]
     if dry_run and not view.is_paused:
         return Told(headline=f"{view.name} is not paused", is_nothing=True)
     first = view.resumes_at if dry_run else view.next_at
@@ -344,7 +345,7 @@ async def _resume_schedule(operations: Operations, fields: Fields, intent: Inten
 
 
 async def _trigger_schedule(operations: Operations, fields: Fields, intent: Intent) -> Told:
-    view = await operations.trigger_schedule(_schedule_of(fields), **intent)
+    view = await operations.schedules.trigger(_schedule_of(fields), **intent)
     happens = "would be fired once, beside its slots" if intent["dry_run"] else "is triggered"
     return Told(
         headline=f"{view.name} {happens}",
@@ -369,14 +370,14 @@ CANCEL = Deed(
     name="cancel-jobs",
     title="Cancel",
     button="Cancel",
-    carry_out=_handling("cancel_jobs"),
+    carry_out=_handling("jobs.cancel"),
     afterwards="This cannot be undone. A cancelled job can be replayed: it starts anew, at the end of its lane.",
 )
 RETRY = Deed(
     name="retry-jobs",
     title="Retry now",
     button="Retry now",
-    carry_out=_handling("retry_jobs"),
+    carry_out=_handling("jobs.retry"),
     afterwards="This cannot be undone: the times that they waited for are gone. What has not started can be cancelled.",
 )
 FORCE = Deed(
@@ -391,14 +392,14 @@ REPLAY = Deed(
     name="replay-jobs",
     title="Replay",
     button="Replay",
-    carry_out=_handling("replay_jobs"),
+    carry_out=_handling("jobs.replay"),
     afterwards="This cannot be undone. What has not started can be cancelled.",
 )
 PURGE = Deed(
     name="purge-jobs",
     title="Purge",
     button="Purge for good",
-    carry_out=_handling("purge_jobs"),
+    carry_out=_handling("jobs.purge"),
     warning="They are removed with their history. This cannot be undone.",
     afterwards="They are gone with their history. This cannot be undone.",
 )
@@ -406,15 +407,15 @@ PURGE = Deed(
 # fmt: off
 DEEDS: tuple[Deed, ...] = (
     CANCEL, RETRY, FORCE, REPLAY, PURGE,
-    Deed("pause", "Pause", "Pause", _changing("pause", "keys", "expires_in"), lasts=True),
-    Deed("resume", "Resume", "Resume", _changing("resume", "keys")),
-    Deed("suspend", "Suspend all limits", "Suspend", _changing("suspend", "expires_in"), lasts=True,
+    Deed("pause", "Pause", "Pause", _changing("queues.pause", "keys", "expires_in"), lasts=True),
+    Deed("resume", "Resume", "Resume", _changing("queues.resume", "keys")),
+    Deed("suspend", "Suspend all limits", "Suspend", _changing("queues.suspend", "expires_in"), lasts=True,
          warning="No limit of the queue holds anything back meanwhile. All go on counting."),
-    Deed("unsuspend", "Let limits hold again", "Let them hold", _changing("unsuspend")),
-    Deed("set-limit", "Change a limit", "Change it", _changing("set_limit", "limit", "value", "keys", "expires_in")),
-    Deed("clear-limit", "Back to the declared limit", "Clear", _changing("clear_limit", "limit", "keys")),
-    Deed("set-weight", "Change a weight", "Change it", _changing("set_weight", "weight", "keys", "expires_in")),
-    Deed("clear-weight", "Back to the declared weight", "Clear", _changing("clear_weight", "keys")),
+    Deed("unsuspend", "Let limits hold again", "Let them hold", _changing("queues.unsuspend")),
+    Deed("set-limit", "Change a limit", "Change it", _changing("limits.set", "limit", "value", "keys", "expires_in")),
+    Deed("clear-limit", "Back to the declared limit", "Clear", _changing("limits.clear", "limit", "keys")),
+    Deed("set-weight", "Change a weight", "Change it", _changing("weights.set", "weight", "keys", "expires_in")),
+    Deed("clear-weight", "Back to the declared weight", "Clear", _changing("weights.clear", "keys")),
     Deed("restore", "Restore what was there before", "Restore", _restore),
     Deed("pause-schedule", "Pause a schedule", "Pause", _pause_schedule),
     Deed("resume-schedule", "Resume a schedule", "Resume", _resume_schedule),

@@ -13,12 +13,12 @@ WAITING = (State.SCHEDULED, State.READY)
 
 
 async def look_at_jobs(ask: Ask) -> dict[str, Any]:
-    page = await ask.operations.list_jobs(filter_from(ask.query), ROWS, ask.query.get("after") or None, looks=1)
+    page = await ask.operations.jobs.list(filter_from(ask.query), ROWS, ask.query.get("after") or None, looks=1)
     return {"jobs": page.jobs, "after": page.after, "filter": shown_filter(ask.query), "states": list(map(str, State))}
 
 
 async def look_at_job(ask: Ask) -> dict[str, Any]:
-    details = await ask.operations.show_job(job_from(ask.values["job"]))
+    details = await ask.operations.jobs.show(job_from(ask.values["job"]))
     record = details.record
     return {
         "title": record.task,
@@ -26,7 +26,7 @@ async def look_at_job(ask: Ask) -> dict[str, Any]:
         "attempts": details.attempts,
         "call": details.call,
         "result": details.result,
-        "told": None if record.state.is_final else await ask.operations.explain_job(record.id),
+        "told": None if record.state.is_final else await ask.operations.jobs.explain(record.id),
         "deeds": [deed for deed, states in _POSSIBLE if record.state in states],
     }
 
@@ -45,7 +45,7 @@ JOB = Page(path="/jobs/{job}", title="Job", template="job.html", look=look_at_jo
 
 async def look_at_dead(ask: Ask) -> dict[str, Any]:
     wanted = filter_from(ask.query, state=State.DEAD)
-    page = await ask.operations.list_jobs(wanted, ROWS, ask.query.get("after") or None, looks=1)
+    page = await ask.operations.jobs.list(wanted, ROWS, ask.query.get("after") or None, looks=1)
     return {"jobs": page.jobs, "after": page.after, "filter": {**shown_filter(ask.query), "state": "dead"}}
 
 
@@ -58,7 +58,7 @@ LARGEST = 2**62
 async def look_at_audit(ask: Ask) -> dict[str, Any]:
     queue = ask.query.get("queue") or None
     before = number_from(ask.query, "before", 0, low=0, high=LARGEST) or None
-    page = await ask.operations.list_audit(queue, before=before, limit=ROWS)
+    page = await ask.operations.audit.list(queue, before=before, limit=ROWS)
     return {"entries": page.entries, "before": page.before, "queue": queue}
 
 

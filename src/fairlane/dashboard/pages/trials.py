@@ -48,13 +48,13 @@ Problems = dict[str, Misread]
 
 
 async def look(ask: Ask) -> dict[str, Any]:
-    known = await ask.operations.show_policies()
+    known = await ask.operations.policies.show()
     queue = ask.query.get("queue", "") or (known[0].queue if known else "")
     return _loaded(_Form(queue=queue, slots=await _slots_of(ask, queue)), known)
 
 
 async def submit(ask: Ask, given: Mapping[str, str]) -> dict[str, Any]:
-    known = await ask.operations.show_policies()
+    known = await ask.operations.policies.show()
     form = _Form.of(given)
     if given.get("do") == "load":
         return _loaded(form, known)
@@ -72,14 +72,14 @@ async def _one_at_a_time(ask: Ask, policies: Sequence[Policy], options: dict[str
     if not _UNDER_WAY.acquire(blocking=False):
         raise ConfigurationError(BUSY)
     try:
-        return await ask.operations.try_policies(policies, **options)
+        return await ask.operations.trials.run(policies, **options)
     finally:
         _UNDER_WAY.release()
 
 
 async def _slots_of(ask: Ask, queue: str) -> str:
     """Those of the workers that serve the queue now."""
-    found = await ask.operations.list_workers()
+    found = await ask.operations.workers.list()
     slots = sum(each.concurrency for each in found.workers if queue in each.queues and each.takes_jobs)
     return str(min(slots, MOST_SLOTS)) if slots else DEFAULT_SLOTS
 

@@ -32,7 +32,7 @@ class _Row:
 
 
 async def look(ask: Ask) -> dict[str, Any]:
-    found = await ask.operations.list_workers()
+    found = await ask.operations.workers.list()
     queue, search = ask.query.get("queue", ""), ask.query.get("search", "").strip()
     wanted = [
         each
