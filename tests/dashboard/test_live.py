@@ -16,6 +16,7 @@ from fairlane import App
 from fairlane.clock import ManualClock
 from fairlane.dashboard.access import COOKIE, Role, Visitor
 from fairlane.dashboard.live import MOST_OF_ONE, MOST_OF_VIEWERS, MOST_STREAMS
+from fairlane.operations.policies import Audit
 from tests.dashboard.harness import ROOT, VIEWER_TOKEN, Site, csrf_of
 from tests.waiting import PATIENCE, until
 
@@ -234,7 +235,7 @@ async def test_trouble_is_told_without_its_details_and_the_stream_goes_on(
 
     async with opened(site) as stream:
         with monkeypatch.context() as patched:
-            patched.setattr(site.dashboard.operations, "list_audit", fails)
+            patched.setattr(Audit, "list", fails)
             await tick(clock, 1)
             told = await stream.part()
         assert told.startswith("event: trouble\n")

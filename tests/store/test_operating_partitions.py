@@ -91,7 +91,7 @@ async def test_an_action_on_all_partitions_is_recorded_once(
     mail = Mail(database, clock, 3)
     await stack.enter_async_context(mail.app)
     await mail.fill(1)
-    act = getattr(mail.app.operations, action)
+    act = getattr(mail.app.operations.queues, action)
     await act("email__p1", actor="bob")
     await act("email", actor="ada", reason="an incident")
     assert await overrides_by_partition(mail) == {name: [(action, "ada")] for name in PARTITIONS}

@@ -6,7 +6,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable, Iterable
-from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
@@ -48,7 +47,8 @@ def intent_of(options: dict[str, Any]) -> dict[str, Any]:
     """What the options say about who, why and how long, as operations take it."""
     intent = {"actor": options["actor"] or None, "reason": options["reason"], "dry_run": options["dry_run"]}
     if (lasting := options.get("lasting")) is not None:
-        intent["expires_in"] = timedelta(microseconds=microseconds(lasting))
+        microseconds(lasting)  # refuses what is no duration, in the words of this option
+        intent["expires_in"] = lasting
     if (until := options.get("until")) is not None:
         intent["expires_at"] = as_datetime(time_of("--until", until, "a time (2030-01-31T08:00), or --for 2h"))
     return intent

@@ -8,7 +8,7 @@ import click
 
 from fairlane.cli.database import app_of
 from fairlane.cli.job_selection import job_ids, keys_given, place_options, with_app
-from fairlane.cli.output import look_now
+from fairlane.cli.output import ask_app
 from fairlane.cli.tables import ago
 from fairlane.clock import SECOND, lasting
 from fairlane.errors import ConfigurationError
@@ -49,7 +49,7 @@ def explain(
         raise ConfigurationError("--key belongs to --queue; a job has its own keys")
     loaded, wanted = app_of(app, url), keys_given(keys)
     tasks = loaded.known_tasks() if app else None
-    told, is_empty = look_now(lambda operations: _ask(operations, job, queue, wanted, tasks), loaded)[0]
+    told, is_empty = ask_app(lambda operations: _ask(operations, job, queue, wanted, tasks), loaded)
     if as_json:
         click.echo(json.dumps(describe_explanation(told)))
     else:

@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from typing import IO, Any
 
@@ -30,7 +29,7 @@ from fairlane.cli.job_selection import (
 )
 from fairlane.cli.output import look
 from fairlane.cli.tables import Progress, ago, first_line, keys_of, print_table, tell_details
-from fairlane.clock import Instant, microseconds
+from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, FairlaneError
 from fairlane.job import JobRecord
 from fairlane.operations import LIMIT, describe_details, describe_exported, describe_page, exported_columns
@@ -396,8 +395,7 @@ def replay(ids: tuple[str, ...], delay: str | None, on_conflict: OnReplayConflic
       fairlane dead replay --queue webhooks --since 2h --dry-run
       fairlane dead replay --all --limit 10000 --delay 10m --yes
     """
-    wait = None if delay is None else timedelta(microseconds=microseconds(delay))
-    act(lambda jobs: jobs.replay, "replayed", ids, options, by_end=True, delay=wait, on_conflict=on_conflict)
+    act(lambda jobs: jobs.replay, "replayed", ids, options, by_end=True, delay=delay, on_conflict=on_conflict)
 
 
 @dead.command()

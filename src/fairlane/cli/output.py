@@ -35,17 +35,26 @@ def as_json_text(view: Any) -> str:
 def look(ask: Ask[T], app: str | None, url: str | None) -> T:
     """Ask once, of the database that the options name."""
 
-    return look_now(ask, app_of(app, url))[0]
+    return ask_app(ask, app_of(app, url))
+
+
+def ask_app(ask: Ask[T], app: App) -> T:
+    """The same, of an app's database."""
+
+    async def asked() -> T:
+        async with operations_on(app) as operations:
+            return await ask(operations)
+
+    return asyncio.run(asked())
 
 
 def look_now(ask: Ask[T], app: App) -> tuple[T, Instant]:
     """The same, and the time by the database's clock."""
 
-    async def asked() -> tuple[T, Instant]:
-        async with operations_on(app) as operations:
-            return await ask(operations), await operations.now()
+    async def asked(operations: Operations) -> tuple[T, Instant]:
+        return await ask(operations), await operations.now()
 
-    return asyncio.run(asked())
+    return ask_app(asked, app)
 
 
 def tell(view: T, draw: Draw[T], as_json: bool) -> None:

@@ -11,7 +11,7 @@ import click
 from fairlane.cli.changes import intent_of, said_of, tell_overrides
 from fairlane.cli.database import app_of, load_app
 from fairlane.cli.job_selection import LookingGroup, app_options, app_or_url_options, who_options
-from fairlane.cli.output import look_now
+from fairlane.cli.output import ask_app, look_now
 from fairlane.operations import describe_policy, describe_policy_change
 from fairlane.operations.policies import require_declared
 from fairlane.simulation.measures import describe
@@ -71,7 +71,7 @@ def diff(app: str, names: tuple[str, ...], as_json: bool) -> None:
     """
     loaded = load_app(app)
     require_declared(loaded.declared_policies, names)
-    shown, _ = look_now(lambda operations: operations.policies.diff(names), loaded)
+    shown = ask_app(lambda operations: operations.policies.diff(names), loaded)
     if as_json:
         click.echo(json.dumps([describe_policy(each) for each in shown if each.is_drift]))
     for each in () if as_json else shown:

@@ -9,9 +9,8 @@ from typing import Any
 import click
 
 from fairlane.cli.changes import change_options, intent_of
-from fairlane.cli.database import app_of
 from fairlane.cli.job_selection import LookingGroup, app_or_url_options
-from fairlane.cli.output import look_now
+from fairlane.cli.output import look
 from fairlane.cli.tables import ago, print_table
 from fairlane.clock import Instant
 from fairlane.operations import ScheduleView, describe_schedule
@@ -45,7 +44,7 @@ def list_(app: str | None, url: str | None, as_json: bool) -> None:
       fairlane schedules list
       fairlane schedules list --json
     """
-    found, now = look_now(lambda operations: operations.schedules.list(), app_of(app, url))
+    found = look(lambda operations: operations.schedules.list(), app, url)
     if as_json:
         click.echo(json.dumps({"schedules": [describe_schedule(each) for each in found]}))
         return
@@ -53,14 +52,14 @@ def list_(app: str | None, url: str | None, as_json: bool) -> None:
         click.echo("there are no schedules; workers declare them when they start: app.schedule(…)")
         return
     headings = ("NAME", "STATE", "WHEN", "NEXT", "LAST", "TASK", "QUEUE", "LAST JOB")
-    print_table(headings, [_row(each, now) for each in found], ("NAME", "WHEN", "TASK", "QUEUE"))
+    print_table(headings, [_row(each) for each in found], ("NAME", "WHEN", "TASK", "QUEUE"))
 
 
-def _row(view: ScheduleView, now: Instant) -> tuple[str, ...]:
-    last = f"{ago(view.last_fired_at, now)} ago" if view.last_fired_at is not None else "never"
+def _row(view: ScheduleView) -> tuple[str, ...]:
+    last = f"{ago(view.last_fired_at, view.now)} ago" if view.last_fired_at is not None else "never"
     job = "" if view.last_job is None else str(view.last_job)
     state = ", ".join(filter(None, (view.state, view.triggers_in_words)))
-    return view.name, state, view.recurrence, _due(view.next_at, now), last, view.task, view.queue, job
+    return view.name, state, view.recurrence, _due(view.next_at, view.now), last, view.task, view.queue, job
 
 
 def _due(at: Instant | None, now: Instant) -> str:
@@ -111,8 +110,7 @@ def _change(
     action: Callable[[Schedules], Callable[..., Awaitable[ScheduleView]]], name: str, done: str, options: dict[str, Any]
 ) -> None:
     intent = intent_of(options)
-    app = app_of(options["app"], options["url"])
-    view, now = look_now(lambda operations: action(operations.schedules)(name, **intent), app)
+    view = look(lambda operations: action(operations.schedules)(name, **intent), options["app"], options["url"])
     if options["as_json"]:
         click.echo(json.dumps(describe_schedule(view) | {"is_dry_run": options["dry_run"]}))
         return
@@ -120,6 +118,6 @@ def _change(
     triggers = view.triggers_in_words and f"; {view.triggers_in_words}"
     due = ""
     if view.next_at is not None:
-        due = f"; its next slot {'comes' if view.next_at > now else 'is'} {_due(view.next_at, now)}"
+        due = f"; its next slot {'comes' if view.next_at > view.now else 'is'} {_due(view.next_at, view.now)}"
     orphaned = "; no worker has it, so that nobody fires it" if view.state == "orphaned" else ""
     click.echo(f"{view.name}: {would}{done}{triggers}{due}{orphaned}")

@@ -8,7 +8,7 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import click
 from rich.console import Group
@@ -65,7 +65,6 @@ class _Top:
 
     def __init__(self, queue: str | None, by: str | None, sort: str) -> None:
         self._queue, self._by, self._sort = queue, by, sort
-        self._is_left = asyncio.Event()
 
     async def ask(self, operations: Operations, limit: int) -> Ranking:
         return await operations.keys.rank(self._queue, self._by, sort=self._sort, limit=limit)
@@ -75,31 +74,20 @@ class _Top:
         async with operations_on(app_of(app, url)) as operations:
             with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
                 screen = Screen(lambda lines: live.update(Group(*lines), refresh=True))
-                with pressed_keys(lambda key: self._press(key, ticker)):
-                    watching = asyncio.create_task(
-                        watch(
-                            lambda: self.ask(operations, max(1, console.height - AROUND)),
-                            lambda ranking: screen.show(draw_ranking(ranking, console.width, help=HELP)),
-                            screen.lost,
-                            ticker,
-                        )
+                watching = asyncio.create_task(
+                    watch(
+                        lambda: self.ask(operations, max(1, console.height - AROUND)),
+                        lambda ranking: screen.show(draw_ranking(ranking, console.width, help=HELP)),
+                        screen.lost,
+                        ticker,
                     )
-                    await self._until_left(watching)
+                )
+                with pressed_keys(lambda key: self._press(key, ticker, watching)), suppress(asyncio.CancelledError):
+                    await watching
 
-    async def _until_left(self, watching: asyncio.Task[None]) -> None:
-        """Until somebody quits, or something goes wrong that looking again does not heal."""
-        leaving = asyncio.create_task(self._is_left.wait())
-        try:
-            await asyncio.wait({watching, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leaving.cancel()
-            watching.cancel()
-        if watching.done():
-            watching.result()
-
-    def _press(self, key: str, ticker: Ticker) -> None:
+    def _press(self, key: str, ticker: Ticker, watching: asyncio.Task[None]) -> None:
         if key.lower() == "q":
-            self._is_left.set()
+            watching.cancel()
         elif key.lower() in SORTS:
             self._sort = SORTS[key.lower()]
             ticker.hurry()

@@ -29,6 +29,8 @@ NO_JOB = UUID(int=0)
 class ScheduleView:
     """A schedule as it stands."""
 
+    now: Instant
+    """When it was looked at, by the clock on the wall, which slots go by."""
     name: str
     state: str
     """`active`, `paused`, or `orphaned`: no worker has it any more, so that nobody fires it."""
@@ -119,6 +121,7 @@ def _view(row: ScheduleRow, time: QueueTime, redactor: Redactor | None) -> Sched
     state = "orphaned" if row.is_orphaned(time.now) else "paused" if row.is_paused else "active"
     job = _job_to_come(row, told)
     return ScheduleView(
+        now=time.wall,
         name=row.name,
         state=state,
         is_paused=row.is_paused,
