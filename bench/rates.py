@@ -137,16 +137,16 @@ async def changed(url: str, rate: int, turn: int) -> None:
     async with app:
         match turn % 5:
             case 0:
-                await app.operations.pause("rates", actor="bench")
+                await app.operations.queues.pause("rates", actor="bench")
             case 1:
-                await app.operations.resume("rates", actor="bench")
+                await app.operations.queues.resume("rates", actor="bench")
             case 2:
-                await app.operations.set_limit("rates", "rate/1s:", rate / 2, actor="bench")
+                await app.operations.limits.set("rates", "rate/1s:", rate / 2, actor="bench")
             case 3:
-                await app.operations.clear_limit("rates", "rate/1s:", actor="bench")
+                await app.operations.limits.clear("rates", "rate/1s:", actor="bench")
             case _:
                 running = JobFilter(queue="rates", state=State.RUNNING)
-                await app.operations.cancel_jobs(running, limit=5, reason="bench", actor="bench")
+                await app.operations.jobs.cancel(running, limit=5, reason="bench", actor="bench")
 
 
 def exceeded_by(instants: Sequence[float], rate: float) -> float:

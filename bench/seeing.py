@@ -158,15 +158,15 @@ async def measure_unseen(name: str, url: str, keys: int, jobs: int) -> None:
         await enqueue(store, keys, jobs)
         print(f"{name}: {jobs:,} jobs of {keys:,} keys that no claim has seen in {time.perf_counter() - started:.0f} s")
         view = next(each for each in (await app.operations.overview()).queues if each.queue == QUEUE)
-        page = await app.operations.list_keys(QUEUE, "account")
+        page = await app.operations.keys.list(QUEUE, "account")
         waiting = [each.waiting for each in page.keys]
         is_right = (view.ready, view.running) == (jobs, 0) and waiting == [jobs // keys] * 50
         print(f"  {'right' if is_right else 'WRONG'}: {view.ready:,} ready, {waiting[:3]} … of the first keys")
         for what, ask in {
             "status": lambda: app.operations.overview(),
-            "keys, first page": lambda: app.operations.list_keys(QUEUE, "account"),
-            "keys, by name": lambda: app.operations.list_keys(QUEUE, "account", sort="name"),
-            "one key": lambda: app.operations.show_key(QUEUE, {"account": "account-000077"}),
+            "keys, first page": lambda: app.operations.keys.list(QUEUE, "account"),
+            "keys, by name": lambda: app.operations.keys.list(QUEUE, "account", sort="name"),
+            "one key": lambda: app.operations.keys.show(QUEUE, {"account": "account-000077"}),
         }.items():
             print(f"  {what:32} {await _median(ask) * 1_000:8.1f} ms")
 

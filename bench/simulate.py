@@ -32,7 +32,6 @@ from rich.table import Table
 from bench.reality import NAP, app, make_app
 from fairlane import App, Concurrency, Fair, Policy, State, Task
 from fairlane.job import JobRecord
-from fairlane.operations import list_jobs
 from fairlane.simulation.measures import Group, Simulation, measure
 from fairlane.simulation.replay import record, simulate
 from fairlane.simulation.run import JobKind, Recording
@@ -220,11 +219,10 @@ async def _drain(real: App, task: Task[[str], None], workload: Workload) -> tupl
     jobs = workload.simulated()
     stored = await task.enqueue_many(task.call(str(job.kind.keys["account"])) for job in jobs)
     labels = {job.id: each.kind.label for job, each in zip(stored, jobs, strict=True)}
-    store = await real.opened()
     deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
         await asyncio.sleep(1.0)
-        page = await list_jobs(store, JobFilter(queue=task.queue, state=State.DONE), limit=len(jobs) + 1)
+        page = await real.operations.jobs.list(JobFilter(queue=task.queue, state=State.DONE), limit=len(jobs) + 1)
         found = [job for job in page.jobs if job.id in labels]
         if len(found) == len(jobs):
             return labels, found

@@ -11,9 +11,17 @@ import pytest
 from fairlane.clock import SECOND
 from fairlane.errors import SchemaOutOfDate, SchemaTooNew, StoreUnavailable
 from fairlane.operations import about_no_database
-from fairlane.operations.diagnosis import about_figures, about_schedules, about_standstills
-from fairlane.operations.diagnosis_fleet import about_database, about_time, about_workers
-from fairlane.operations.findings import Finding, Level, by_level
+from fairlane.operations.diagnosis import (
+    Finding,
+    Level,
+    about_database,
+    about_figures,
+    about_schedules,
+    about_standstills,
+    about_time,
+    about_workers,
+    by_level,
+)
 from fairlane.operations.views import WorkerView
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.stats.keys import Minute

@@ -61,7 +61,7 @@ class Shop:
 
     async def drained_in(self, queue: str) -> tuple[int, float]:
         await serving(await self.app.opened(), self.clock, queue)
-        view: KeyView = (await self.app.operations.show_key(queue, {"account": "acme"})).view
+        view: KeyView = (await self.app.operations.keys.show(queue, {"account": "acme"})).view
         assert view.drained_in is not None, view
         return view.waiting, view.drained_in
 
@@ -106,7 +106,7 @@ async def test_a_limit_of_the_whole_queue_counts_for_each_key(shop: Shop) -> Non
 
 
 async def view_of(shop: Shop) -> KeyView:
-    return (await shop.app.operations.show_key("calls", {"account": "acme"})).view
+    return (await shop.app.operations.keys.show("calls", {"account": "acme"})).view
 
 
 async def test_before_a_run_has_ended_no_time_is_known(shop: Shop) -> None:
@@ -146,15 +146,15 @@ async def test_a_paused_key_has_no_time_to_drain(shop: Shop) -> None:
     await shop.call.enqueue_many([shop.call.call("acme")] * 30)
     await shop.serve("calls", 3)
     assert (await shop.drained_in("calls"))[1] > 0
-    await shop.app.operations.pause("calls", keys={"account": "acme"})
-    (key,) = (await shop.app.operations.list_keys("calls")).keys
+    await shop.app.operations.queues.pause("calls", keys={"account": "acme"})
+    (key,) = (await shop.app.operations.keys.list("calls")).keys
     assert key.drained_in is None
 
 
 async def test_a_key_has_no_time_to_drain_where_no_live_worker_serves_its_queue(shop: Shop) -> None:
     await shop.call.enqueue_many([shop.call.call("acme")] * 20)
     await shop.serve("calls", 3)
-    (listed,) = (await shop.app.operations.list_keys("calls")).keys
+    (listed,) = (await shop.app.operations.keys.list("calls")).keys
     assert (listed.drained_in, (await view_of(shop)).drained_in) == (None, None)
     await serving(await shop.app.opened(), shop.clock, "calls")
     assert (await shop.drained_in("calls"))[1] > 0
@@ -167,7 +167,7 @@ async def test_where_no_run_has_ended_a_rate_beside_a_cap_gives_no_time_either(s
     await shop.serve("slow", 1)
     await serving(await shop.app.opened(), shop.clock, "slow")
     shop.clock.advance("4s")
-    view = (await shop.app.operations.show_key("slow", {"account": "acme"})).view
+    view = (await shop.app.operations.keys.show("slow", {"account": "acme"})).view
     assert (view.running, view.held_by, view.drained_in) == (1, ["concurrency:account"], None)
 
 
@@ -199,13 +199,13 @@ async def test_a_key_drains_no_earlier_than_the_limits_that_some_of_its_jobs_pas
             await store.claim("calls", lambda: 5, worker=WORKER, lease=LEASE)
             await store.tally("calls")
         await serving(store, clock, "calls")
-        view = (await app.operations.show_key("calls", {"account": "acme"})).view
+        view = (await app.operations.keys.show("calls", {"account": "acme"})).view
         assert (view.waiting, view.held_by) == (500, ["concurrency:account"])
         assert view.drained_in is not None
         assert view.drained_in == pytest.approx(500 * 10, rel=0.01)
         (hint,) = [each for each in (await app.operations.overview()).hints if each.limit == "concurrency:account"]
         assert hint.words.endswith(f"{lasting(view.drained_in)} to drain")
-        (listed,) = (await app.operations.list_keys("calls", "endpoint", held_only=True)).keys
+        (listed,) = (await app.operations.keys.list("calls", "endpoint", held_only=True)).keys
         assert (listed.keys, listed.drains_at_least) == ({"endpoint": "slow"}, True), "of several accounts"
         assert listed.drained_in == pytest.approx(505 * 10, rel=0.01)
         assert not view.drains_at_least

@@ -17,7 +17,7 @@ from fairlane import App, Rate, State
 from fairlane.cli.top import draw_ranking
 from fairlane.cli.workers import draw_workers
 from fairlane.clock import SECOND, ManualClock
-from fairlane.operations import diagnosis_fleet as diagnosis_database
+from fairlane.operations import diagnosis as diagnosis_database
 from fairlane.operations.views import HintKind, QueueStatus, QueueView, WorkerList
 from fairlane.store import records
 from fairlane.store.protocol import WorkerIdentity
@@ -64,7 +64,7 @@ async def seen(app: App) -> tuple[WorkerList, list[str], list[tuple[str, str]]]:
     """The workers, the hints of the overview, and what the doctor finds of workers that are late."""
     hints = [hint.words for hint in (await app.operations.overview()).hints]
     late = [(str(each.level), each.message) for each in await app.operations.diagnose() if each.check == "late worker"]
-    return await app.operations.list_workers(), hints, late
+    return await app.operations.workers.list(), hints, late
 
 
 def advance(app: App, time: str) -> None:
@@ -202,16 +202,16 @@ async def test_long_runs_and_blocked_loops_of_a_worker_that_is_gone_are_past(sho
     run = LongRun(job=str(uuid4()), task="mail", queue="plain", since=shop.clock.now())
     block = BlockedLoop(since=shop.clock.now(), job=run.job, task="mail", where="mail")
     await report(shop, "one", long_runs=[run], lost_runs=1, blocks=[block])
-    figures = await shop.operations.fleet_figures(0)
+    figures = await shop.operations.metrics(0)
     assert figures["fairlane_queue_long_runs"] == [(("plain", "mail"), 1.0)]
     assert figures["fairlane_workers_blocked"] == [(("mail",), 1.0)]
     [found] = [each for each in await shop.operations.diagnose() if each.check == "lost run"]
     assert found.message == "worker one: 1 run whose claim is lost still takes up a slot"
     advance(shop, "1m")
     for state in ("late", "replaced"):
-        figures = await shop.operations.fleet_figures(0)
+        figures = await shop.operations.metrics(0)
         assert figures["fairlane_queue_long_runs"] == figures["fairlane_workers_blocked"] == []
-        workers = await shop.operations.list_workers()
+        workers = await shop.operations.workers.list()
         gone = next(each for each in workers.workers if each.name == "one")
         assert (gone.state, gone.long_runs, gone.lost_runs, gone.blocks) == (state, [], 0, [])
         assert run.job not in "".join(line.plain for line in draw_workers(workers, 200))
@@ -239,26 +239,26 @@ async def test_a_worker_that_is_stopping_serves_nothing(shop: App) -> None:
     assert (queue.slots, queue.slots_free) == (0, 0)
     words = "its only worker is stopping and takes no new jobs"
     assert queue.words == f"{words}: 2 jobs wait, 1 was running"
-    overview, workers = await shop.operations.overview(), await shop.operations.list_workers()
+    overview, workers = await shop.operations.overview(), await shop.operations.workers.list()
     assert (overview.totals.workers, overview.totals.workers_stopping, overview.totals.slots) == (0, 1, 0)
     assert (workers.alive, workers.stopping, workers.slots, workers.running) == (1, 1, 0, 0)
-    assert words in (await shop.operations.explain_queue("plain")).holds[0].words
+    assert words in (await shop.operations.queues.explain("plain")).holds[0].words
     [found] = [each for each in await shop.operations.diagnose() if each.check == "no worker"]
     assert words in found.message
-    assert (await shop.operations.list_keys("plain")).unserved == words
-    assert (await shop.operations.rank_keys()).unserved == {"plain": words}
+    assert (await shop.operations.keys.list("plain")).unserved == words
+    assert (await shop.operations.keys.rank()).unserved == {"plain": words}
     await report(shop, "two")
     assert (await queue_of(shop)).workers == 1
-    assert (await shop.operations.list_keys("plain")).unserved is None
-    assert (await shop.operations.rank_keys()).unserved == {}
+    assert (await shop.operations.keys.list("plain")).unserved is None
+    assert (await shop.operations.keys.rank()).unserved == {}
 
 
 async def test_keys_say_that_no_worker_serves_their_queue_where_some_wait(shop: App) -> None:
-    assert (await shop.operations.list_keys("plain")).unserved is None
+    assert (await shop.operations.keys.list("plain")).unserved is None
     await shop.registry["mail"].enqueue("acme")
-    page = await shop.operations.list_keys("plain")
+    page = await shop.operations.keys.list("plain")
     assert page.unserved == "no worker serves the queue"
-    drawn = [line.plain for line in draw_ranking(await shop.operations.rank_keys(), 80)]
+    drawn = [line.plain for line in draw_ranking(await shop.operations.keys.rank(), 80)]
     assert "plain: no worker serves the queue" in drawn
 
 
@@ -288,7 +288,7 @@ async def test_a_worker_reports_again_as_soon_as_its_slots_may_be_full(url: str)
         async with working(program, concurrency=1):
 
             async def is_told() -> bool:
-                return (await program.operations.list_workers()).running == 1
+                return (await program.operations.workers.list()).running == 1
 
             async with asyncio.timeout(3):
                 await until_found(is_told)
@@ -313,11 +313,11 @@ async def test_a_queue_knows_the_rates_that_have_turned_jobs_away_in_the_last_mi
     for want in (1, 0):
         batch = await store.claim("shop", lambda: 1, worker=WorkerIdentity(uuid4(), "one"), lease=timedelta(hours=2))
         assert len(batch.claims) == want
-    [view] = [each for each in await shop.operations.list_queues() if each.queue == "shop"]
+    [view] = [each for each in await shop.operations.queues.list() if each.queue == "shop"]
     assert list(view.rates) == ["rate/3600s:"]
     assert view.words.endswith(" lets jobs start as it opens, as the policy requires: 2 jobs wait")
     advance(shop, "2m")
-    [view] = [each for each in await shop.operations.list_queues() if each.queue == "shop"]
+    [view] = [each for each in await shop.operations.queues.list() if each.queue == "shop"]
     assert view.rates == {}
 
 
@@ -331,14 +331,14 @@ async def test_what_a_rate_or_a_pause_holds_cannot_start_and_the_rest_can(shop: 
         await send.enqueue(account)
         await mail.enqueue(account)
     await mail.enqueue("globex")
-    await shop.operations.pause("plain", keys={"account": "acme"})
+    await shop.operations.queues.pause("plain", keys={"account": "acme"})
     worker = WorkerIdentity(uuid4(), "one")
     for queue in ("shop", "plain"):
         claimed = await store.claim(queue, lambda: 1, worker=worker, lease=timedelta(seconds=30))
         assert len(claimed.claims) == 1
         await store.tally(queue)
-    figures = await shop.operations.fleet_figures(0)
+    figures = await shop.operations.metrics(0)
     assert dict(figures["fairlane_queue_ready_jobs"]) == {("shop",): 2, ("plain",): 3}
     assert dict(figures["fairlane_queue_startable_jobs"]) == {("shop",): 0, ("plain",): 1}
-    await shop.operations.pause("plain")
-    assert dict((await shop.operations.fleet_figures(0))["fairlane_queue_startable_jobs"])["plain",] == 0
+    await shop.operations.queues.pause("plain")
+    assert dict((await shop.operations.metrics(0))["fairlane_queue_startable_jobs"])["plain",] == 0

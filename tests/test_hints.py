@@ -9,8 +9,7 @@ import pytest
 
 from fairlane import AdaptiveConcurrency, Backlog, Breaker, Concurrency, Fair, Rate, Sequence
 from fairlane.clock import lasting
-from fairlane.operations.diagnosis_fleet import about_workers
-from fairlane.operations.findings import Finding, Level
+from fairlane.operations.diagnosis import Finding, Level, about_workers
 from fairlane.operations.queues import hints_of, status_of
 from fairlane.operations.views import (
     Counted,

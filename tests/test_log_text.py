@@ -176,7 +176,7 @@ async def test_no_command_prints_what_a_terminal_obeys(
         dead = await fail.enqueue(account)
         await run_until_idle(app)
         waiting = await fail.enqueue(account)
-        await app.operations.pause("q", keys={"account": account}, actor=account, reason=account)
+        await app.operations.queues.pause("q", keys={"account": account}, actor=account, reason=account)
     told = await asyncio.to_thread(_commands, url, str(dead.id), str(waiting.id))
     for command, output in told.items():
         assert UNSAFE.search(output.replace("\n", "")) is None, command

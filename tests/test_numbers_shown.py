@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from fairlane import App, Concurrency, Fair, Rate, Task
 from fairlane.cli.program import program
 from fairlane.clock import ManualClock
-from fairlane.operations.explanations import describe_explanation, explain_job, explain_queue
+from fairlane.operations.explanations import describe_explanation
 from fairlane.policy.gates import Origin
-from tests.store.harness import serving
+from tests.store.harness import operations_on, serving
 
 PLAN = {"weight": 4, "slots": 8, "rpm": 120, "all": 20}
 WHO: dict[str, Any] = {"actor": "ann", "reason": "a test"}
@@ -67,13 +67,13 @@ async def test_a_key_shows_the_bound_and_the_weight_that_its_newest_job_brought(
 ) -> None:
     app, _ = shop
     await fill(*shop)
-    (view,) = (await app.operations.list_keys("webhooks")).keys
+    (view,) = (await app.operations.keys.list("webhooks")).keys
     (gauge,) = view.gauges
     assert (gauge.used, gauge.bound, gauge.words) == (8, 8, "Concurrency(8, by='tenant')")
     assert gauge.bound_from is Origin.JOB
     assert (view.weight, view.weight_from, view.boost) == (4, Origin.JOB, 1)
-    await app.operations.boost("webhooks", 2, keys={"tenant": "acme"}, **WHO)
-    (view,) = (await app.operations.list_keys("webhooks")).keys
+    await app.operations.weights.boost("webhooks", 2, keys={"tenant": "acme"}, **WHO)
+    (view,) = (await app.operations.keys.list("webhooks")).keys
     assert (view.weight, view.weight_from, view.boost) == (8, Origin.JOB, 2)
     assert view.weight_words == "4 from its newest job, boosted 2 times"
 
@@ -81,9 +81,9 @@ async def test_a_key_shows_the_bound_and_the_weight_that_its_newest_job_brought(
 async def test_what_an_operator_has_set_is_told_from_what_a_job_brought(shop: tuple[App, Task[..., None]]) -> None:
     app, _ = shop
     await fill(*shop)
-    await app.operations.set_limit("webhooks", "concurrency:tenant", 9, keys={"tenant": "acme"}, **WHO)
-    await app.operations.set_weight("webhooks", 3, keys={"tenant": "acme"}, **WHO)
-    view = (await app.operations.show_key("webhooks", {"tenant": "acme"})).view
+    await app.operations.limits.set("webhooks", "concurrency:tenant", 9, keys={"tenant": "acme"}, **WHO)
+    await app.operations.weights.set("webhooks", 3, keys={"tenant": "acme"}, **WHO)
+    view = (await app.operations.keys.show("webhooks", {"tenant": "acme"})).view
     assert [(gauge.bound, gauge.bound_from) for gauge in view.gauges] == [(9, Origin.OVERRIDE)]
     assert (view.weight, view.weight_from) == (3, Origin.OVERRIDE)
 
@@ -92,7 +92,7 @@ async def test_a_key_whose_jobs_have_brought_nothing_says_that_its_number_is_ass
     shop: tuple[App, Task[..., None]],
 ) -> None:
     app, _ = shop
-    view = (await app.operations.show_key("webhooks", {"tenant": "new"})).view
+    view = (await app.operations.keys.show("webhooks", {"tenant": "new"})).view
     assert [(gauge.bound, gauge.bound_from) for gauge in view.gauges] == [(1, Origin.DEFAULT)]
     assert (view.weight, view.weight_from) == (1, Origin.DEFAULT)
 
@@ -102,7 +102,7 @@ async def test_a_limit_of_the_whole_queue_shows_the_number_that_a_job_brought(
 ) -> None:
     app, _ = shop
     await fill(*shop)
-    seen = await app.operations.show_queue("webhooks")
+    seen = await app.operations.queues.show("webhooks")
     shown = {limit.limit: limit for limit in seen.limits}
     whole = shown["concurrency:"]
     assert whole.gauge is not None
@@ -115,11 +115,15 @@ async def test_explain_says_which_number_holds_a_job_and_where_it_came_from(shop
     await fill(*shop)
     job = await deliver.using(context=PLAN).enqueue("acme", "api")
     store = await app.opened()
-    told = describe_explanation(await explain_job(store, job.id))
+    told = describe_explanation(await operations_on(store).jobs.explain(job.id))
     (hold,) = [each for each in told["reasons"] if each["limit"] == "concurrency:tenant"]
     assert (hold["used"], hold["bound"], hold["bound_from"]) == (8, 8, "job")
     assert "8 of 8, from its newest job" in hold["words"]
-    (some,) = [hold for hold in (await explain_queue(store, "webhooks")).holds if hold.limit == "concurrency:tenant"]
+    (some,) = [
+        hold
+        for hold in (await operations_on(store).queues.explain("webhooks")).holds
+        if hold.limit == "concurrency:tenant"
+    ]
     assert some.words == "3 jobs of tenant=acme are held by Concurrency(8, by='tenant'), from its newest job"
 
 
@@ -133,7 +137,7 @@ async def test_what_is_left_to_drain_is_reckoned_by_the_number_that_a_job_brough
     store = await app.opened()
     await store.conclude("webhooks")
     await serving(store, app.clock, "webhooks")
-    (view,) = (await app.operations.list_keys("webhooks", "endpoint")).keys
+    (view,) = (await app.operations.keys.list("webhooks", "endpoint")).keys
     assert (view.waiting, view.held_by) == (240, ["rate/60s:endpoint"])
     assert view.drained_in == pytest.approx(120, rel=0.01), "at 120 a minute, not at 1"
     assert view.drains_at_least, "other limits hold for jobs of single tenants"

@@ -11,7 +11,9 @@ import pytest
 from fairlane import App
 from fairlane.clock import SECOND, ManualClock, as_datetime
 from fairlane.errors import ConfigurationError, InvalidOverride
-from fairlane.operations import Intent, JobFilter, find_limit, scope_of
+from fairlane.operations import JobFilter
+from fairlane.operations.requests import find_limit, scope_of
+from fairlane.operations.section import Intent
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.policy import differences
 
@@ -98,12 +100,12 @@ async def app() -> AsyncIterator[App]:
 
 async def test_an_app_acts_in_the_name_of_whoever_runs_it(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRLANE_ACTOR", "deploy")
-    await app.operations.pause("webhooks", reason="a deploy")
+    await app.operations.queues.pause("webhooks", reason="a deploy")
     monkeypatch.delenv("FAIRLANE_ACTOR")
     monkeypatch.setenv("LOGNAME", "ada")
-    await app.operations.resume("webhooks")
-    await app.operations.suspend("webhooks", actor="bob", expires_in="10m")
-    third, second, first = (await app.operations.list_audit()).entries
+    await app.operations.queues.resume("webhooks")
+    await app.operations.queues.suspend("webhooks", actor="bob", expires_in="10m")
+    third, second, first = (await app.operations.audit.list()).entries
     assert (first.actor, second.actor, third.actor) == ("deploy", f"ada@{gethostname()}", "bob")
 
 
@@ -112,20 +114,20 @@ async def test_every_change_of_an_app_can_have_an_end_and_a_dry_run(app: App) ->
     until = datetime(2030, 1, 1, 8, tzinfo=UTC)
     for dry_run in (True, False):
         changes = [
-            await operations.pause("webhooks", keys=acme, expires_at=until, dry_run=dry_run),
-            await operations.set_limit("webhooks", "account", 2, keys=acme, expires_at=until, dry_run=dry_run),
-            await operations.set_weight("webhooks", 2, keys=acme, expires_at=until, dry_run=dry_run),
-            await operations.boost("webhooks", 3, keys=acme, expires_at=until, dry_run=dry_run),
-            await operations.suspend("webhooks", expires_at=until, dry_run=dry_run),
+            await operations.queues.pause("webhooks", keys=acme, expires_at=until, dry_run=dry_run),
+            await operations.limits.set("webhooks", "account", 2, keys=acme, expires_at=until, dry_run=dry_run),
+            await operations.weights.set("webhooks", 2, keys=acme, expires_at=until, dry_run=dry_run),
+            await operations.weights.boost("webhooks", 3, keys=acme, expires_at=until, dry_run=dry_run),
+            await operations.queues.suspend("webhooks", expires_at=until, dry_run=dry_run),
         ]
         assert [as_datetime(each.after[0].expires_at or 0) for each in changes] == [until] * 5
-        assert len(await operations.list_overrides()) == (0 if dry_run else 5)
+        assert len(await operations.overrides.list()) == (0 if dry_run else 5)
     for dry_run in (True, False):
-        await operations.resume("webhooks", keys=acme, dry_run=dry_run)
-        await operations.clear_limit("webhooks", "account", keys=acme, dry_run=dry_run)
-        await operations.clear_weight("webhooks", keys=acme, dry_run=dry_run)
-        await operations.unsuspend("webhooks", dry_run=dry_run)
-        assert len(await operations.list_overrides("webhooks")) == (5 if dry_run else 0)
+        await operations.queues.resume("webhooks", keys=acme, dry_run=dry_run)
+        await operations.limits.clear("webhooks", "account", keys=acme, dry_run=dry_run)
+        await operations.weights.clear("webhooks", keys=acme, dry_run=dry_run)
+        await operations.queues.unsuspend("webhooks", dry_run=dry_run)
+        assert len(await operations.overrides.list("webhooks")) == (5 if dry_run else 0)
 
 
 async def test_an_app_looks_at_its_policies_and_its_jobs(app: App) -> None:
@@ -134,16 +136,16 @@ async def test_an_app_looks_at_its_policies_and_its_jobs(app: App) -> None:
 
     operations = app.operations
     job = await deliver.using(delay="1h").enqueue("acme")
-    assert [each.id for each in (await operations.list_jobs(JobFilter(queue="webhooks"))).jobs] == [job.id]
-    assert len((await operations.retry_jobs([job.id])).done) == 1
-    assert len((await operations.force_jobs([job.id])).done) == 1
-    assert len((await operations.cancel_jobs([job.id])).done) == 1
-    assert len((await operations.replay_jobs([job.id], delay="1h")).done) == 1
-    assert str((await operations.show_job(job.id)).record.state) == "scheduled"
-    assert len((await operations.purge_jobs([job.id])).skipped) == 1
-    assert [each.is_drift for each in await operations.diff_policies()] == [False]
-    assert [each.version for each in await operations.show_policies(["webhooks"])] == [1]
-    assert [each.is_changed for each in await operations.apply_policies()] == [False]
+    assert [each.id for each in (await operations.jobs.list(JobFilter(queue="webhooks"))).jobs] == [job.id]
+    assert len((await operations.jobs.retry([job.id])).done) == 1
+    assert len((await operations.jobs.force([job.id])).done) == 1
+    assert len((await operations.jobs.cancel([job.id])).done) == 1
+    assert len((await operations.jobs.replay([job.id], delay="1h")).done) == 1
+    assert str((await operations.jobs.show(job.id)).record.state) == "scheduled"
+    assert len((await operations.jobs.purge([job.id])).skipped) == 1
+    assert [each.is_drift for each in await operations.policies.diff()] == [False]
+    assert [each.version for each in await operations.policies.show(["webhooks"])] == [1]
+    assert [each.is_changed for each in await operations.policies.apply()] == [False]
     assert await operations.diagnose() == []
 
 
@@ -151,6 +153,6 @@ def test_operations_are_asked_for_from_code_that_is_not_async() -> None:
     app = App("sqlite://")
     app.queue("webhooks")
     try:
-        assert len(app.run_blocking(app.operations.pause("webhooks")).after) == 1
+        assert len(app.run_blocking(app.operations.queues.pause("webhooks")).after) == 1
     finally:
         app.close_sync()

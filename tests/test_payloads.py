@@ -201,7 +201,7 @@ async def test_what_a_codec_seals_is_not_shown_by_a_schedule_and_is_known_again(
         await app.fire_schedules()
         clock.advance("1h")
         await app.fire_schedules()
-        (view,) = await app.operations.list_schedules()
+        (view,) = await app.operations.schedules.list()
         assert view.call is None
         (ran,) = await run_until_idle(app)
         assert ran.error is None
@@ -225,7 +225,7 @@ async def test_a_codec_decides_what_is_stored_and_a_job_it_cannot_read_is_set_as
         await run_until_idle(app)
         assert (await job.record()).result == codec.encode(b"42")
         assert await job.result() == 42
-        assert (await app.operations.show_job(job.id)).call == "(18 bytes that are no text)"
+        assert (await app.operations.jobs.show(job.id)).call == "(18 bytes that are no text)"
 
         broken = await double.enqueue(1)
         codec.is_broken = True
@@ -252,12 +252,12 @@ async def test_operators_see_what_the_app_lets_them_see() -> None:
 
         job = await pay.enqueue("acme", card="4111")
         hidden = await pay.enqueue("secret", card="4111")
-        assert (await app.operations.show_job(job.id)).result is None
+        assert (await app.operations.jobs.show(job.id)).result is None
         await run_until_idle(app)
-        seen = await app.operations.show_job(job.id)
+        seen = await app.operations.jobs.show(job.id)
         assert (seen.call, seen.result) == ([["acme"], {"card": "…"}], "…")
         # A rule that breaks shows nothing, and the program still gets its own.
-        broken = await app.operations.show_job(hidden.id)
+        broken = await app.operations.jobs.show(hidden.id)
         assert "4111" not in f"{broken.call} {broken.result}"
         assert "redact failed" in broken.call
         assert await hidden.result() == "4111"

@@ -225,7 +225,7 @@ async def test_no_surface_shows_a_secret_that_an_exception_carried(
             for path in ("/", "/dead", "/jobs", "/api/jobs", "/metrics"):
                 seen[path] = (await client.get(f"{ROOT}{path}")).text
         seen["records"] = repr([await job.record() for job in jobs])
-        seen["attempts"] = repr([(await app.operations.show_job(job.id)).attempts for job in jobs])
+        seen["attempts"] = repr([(await app.operations.jobs.show(job.id)).attempts for job in jobs])
     monkeypatch.setenv("FAIRLANE_URL", database_url)
     seen["log"] = caplog.text
     seen["events"] = repr(events)
@@ -293,7 +293,7 @@ async def test_the_app_is_told_what_is_seen_by_whom_and_where(database_url: str)
             assert shown["call"].startswith("for api, viewer")
             assert shown["error"].startswith("for api, viewer: ValueError: … is refused")
             assert shown["attempts"][0]["error"].startswith("for api, viewer")
-        details = await app.operations.show_job(job.id)
+        details = await app.operations.jobs.show(job.id)
         assert (details.call, asked[-1].surface) == ([["4111"], {}], Surface.PROGRAM)
 
 

@@ -54,7 +54,7 @@ from fairlane.simulation import JobClass, Workload
 from fairlane.task import TaskOptions
 from fairlane.testing import Trial, arrivals, run_until_idle, try_policy
 from fairlane.worker import JobContext
-from tests.test_docs_reference import PUBLIC
+from tests.test_docs_reference import PUBLIC, SECTIONS
 from tests.waiting import PATIENCE
 
 LONG = "x" * 100_000
@@ -189,8 +189,8 @@ class World:
     async def stored(self) -> tuple[Any, ...]:
         """What a refused call must leave as it was."""
         operations = self.app.operations
-        jobs = await operations.list_jobs(JobFilter(), limit=1)
-        audit = await operations.list_audit(limit=1)
+        jobs = await operations.jobs.list(JobFilter(), limit=1)
+        audit = await operations.audit.list(limit=1)
         return jobs.jobs[:1], audit.entries[:1], (await self.app.values.scan()).items
 
     async def check(self) -> None:
@@ -546,50 +546,82 @@ VALUES_STORE: dict[str, Row] = methods(
         }.items()
     },
 )
+
+
+def _section(noun: str) -> Callable[[World], Any]:
+    return lambda world: getattr(world.app.operations, noun)
+
+
+OPERATING_ON: dict[str, dict[str, Row | Mapping[str, Any]]] = {
+    "audit": {
+        "list": {},
+    },
+    "jobs": {
+        "cancel": given(selection=JobFilter(task="nobody")),
+        "explain": given(job=lambda world: world.waiting.id),
+        "export": given(filter=JobFilter()),
+        "force": given(ids=lambda world: [world.done.id]),
+        "list": given(filter=JobFilter()),
+        "purge": given(selection=JobFilter(task="nobody")),
+        "replay": given(selection=JobFilter(task="nobody")),
+        "retry": given(selection=JobFilter(task="nobody")),
+        "show": given(job=lambda world: world.waiting.id),
+    },
+    "keys": {
+        "list": QUEUE,
+        "rank": {},
+        "show": KEYS,
+        "show_several": given(queue="ops", keys=[{"account": "acme"}]),
+    },
+    "limits": {
+        "clear": {**KEYS, "limit": "concurrency"},
+        "list": QUEUE,
+        "set": {**KEYS, "limit": "concurrency", "value": 3},
+    },
+    "overrides": {
+        "list": {},
+        "restore": given(queue="ops", overrides=[]),
+    },
+    "partitions": {
+        "change": own(given(queue="hand", to=1), called="looks at x"),
+    },
+    "policies": {
+        "apply": {},
+        "diff": {},
+        "show": {},
+    },
+    "queues": {
+        "explain": QUEUE,
+        "pause": QUEUE,
+        "resume": QUEUE,
+        "show": QUEUE,
+        "suspend": QUEUE,
+        "unsuspend": QUEUE,
+    },
+    "schedules": {
+        "pause": given(name="daily"),
+        "resume": given(name="daily"),
+        "trigger": given(name="daily"),
+    },
+    "trials": {
+        "run": given(policies=["ops"], workload=COMING),
+    },
+    "weights": {
+        "boost": {**KEYS, "factor": 2},
+        "clear": KEYS,
+        "set": {**KEYS, "weight": 2},
+    },
+}
 OPERATING: dict[str, Row] = methods(
     Operations,
     lambda world: world.app.operations,
     {
-        "apply_policies": {},
-        "boost": {**KEYS, "factor": 2},
-        "cancel_jobs": given(selection=JobFilter(task="nobody")),
-        "change_partitions": own(given(queue="hand", to=1), called="looks at x"),
-        "clear_limit": {**KEYS, "limit": "concurrency"},
-        "clear_weight": KEYS,
-        "diff_policies": {},
-        "explain_job": given(job=lambda world: world.waiting.id),
-        "explain_queue": QUEUE,
-        "export_jobs": given(filter=JobFilter()),
-        "fleet_figures": {},
-        "force_jobs": given(ids=lambda world: [world.done.id]),
-        "list_audit": {},
-        "list_jobs": given(filter=JobFilter()),
-        "list_keys": QUEUE,
-        "list_limits": QUEUE,
-        "list_overrides": {},
-        "pause": QUEUE,
-        "pause_schedule": given(name="daily"),
-        "purge_jobs": given(selection=JobFilter(task="nobody")),
+        "metrics": {},
         "overview_beside": given(keys={"ops": [{"account": "acme"}]}),
-        "rank_keys": {},
-        "replay_jobs": given(selection=JobFilter(task="nobody")),
-        "restore_overrides": given(queue="ops", overrides=[]),
-        "resume": QUEUE,
-        "resume_schedule": given(name="daily"),
-        "retry_jobs": given(selection=JobFilter(task="nobody")),
-        "set_limit": {**KEYS, "limit": "concurrency", "value": 3},
-        "set_weight": {**KEYS, "weight": 2},
-        "show_job": given(job=lambda world: world.waiting.id),
-        "show_key": KEYS,
-        "show_keys": given(queue="ops", keys=[{"account": "acme"}]),
-        "show_policies": {},
-        "show_queue": QUEUE,
-        "suspend": QUEUE,
-        "trigger_schedule": given(name="daily"),
-        "try_policies": given(policies=["ops"], workload=COMING),
-        "unsuspend": QUEUE,
     },
 )
+for _noun, _rows in OPERATING_ON.items():
+    OPERATING |= methods(SECTIONS[_noun], _section(_noun), _rows)
 TESTING: dict[str, Row] = {
     "assert_enqueued": Row(
         fairlane.testing.assert_enqueued,
@@ -625,12 +657,13 @@ GROUPS: dict[str, dict[str, Row]] = {
 
 def public_callables() -> Iterator[str]:
     names = {name: getattr(fairlane.testing, name) for name in fairlane.testing.__all__}
-    for name, found in (PUBLIC | names).items():
+    sections = {kind.__name__: kind for kind in SECTIONS.values()}
+    for name, found in (PUBLIC | names | sections).items():
         if name in NOT_GIVEN or not callable(found):
             continue
         if inspect.isclass(found) and issubclass(found, FairlaneError):
             continue
-        if name not in MADE_BY_US and parameters_of(found):
+        if name not in {*MADE_BY_US, *sections} and parameters_of(found):
             yield name
         if inspect.isclass(found) and name not in LIMITS:
             yield from (

@@ -345,7 +345,7 @@ class App(Declarations):
         self.values = Values(self)
         self.operations = Operations(self)
         self._durable_claims = durable_claims
-        self.telemetry = Telemetry(self.operations.fleet_figures)
+        self.telemetry = Telemetry(self.operations.metrics)
         self._make_store = store_factory(self.url, self.clock, durable_claims)
         self._connection: Connection | None = None
         self._opening = asyncio.Lock()

@@ -69,15 +69,20 @@ def is_storable(text: str) -> bool:
 
 
 def checked(
-    *, error: type[FairlaneError] = ConfigurationError, unchecked: Collection[str] = (), any_text: Collection[str] = ()
+    *,
+    error: type[FairlaneError] = ConfigurationError,
+    unchecked: Collection[str] = (),
+    any_text: Collection[str] = (),
+    called: str = "",
 ) -> Callable[[F], F]:
     """Refuse arguments that are not what their annotations say.
 
-    Parameters in `unchecked` are left to the function; text in `any_text` need not be storable as it is.
+    Parameters in `unchecked` are left to the function; text in `any_text` need not be storable as it is. `called` is
+    what errors call the function, instead of its own name.
     """
 
     def decorate(function: F) -> F:
-        what, options = _called(function), _options(function)
+        what, options = called or _called(function), _options(function)
 
         # Made at the first call: annotations may name what is defined further down.
         @functools.cache
@@ -157,10 +162,10 @@ def _refuse_unknown(what: str, given: Mapping[str, Any], known: dict[str, None] 
 
 
 def checked_methods(kind: C) -> C:
-    """`checked` for every public method of a class."""
+    """`checked` for every public method of a class. Errors call one of `Limits` `limits.set`."""
     for name, method in list(vars(kind).items()):
         if inspect.isfunction(method) and not name.startswith("_"):
-            setattr(kind, name, checked()(method))
+            setattr(kind, name, checked(called=f"{kind.__name__.lower()}.{name}")(method))
     return kind
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ from fairlane.errors import (
     UnknownTask,
 )
 from fairlane.job import Claim, Landed, State
-from fairlane.operations.explanations import explain_queue
+from fairlane.operations import Operations
 from fairlane.parameters import check_value, checked, known_options, shown
 from fairlane.policy.partitions import parse_partition, partition_for, partition_name, whole_of
 from fairlane.policy.policy import Policy
@@ -91,7 +91,7 @@ class QueueSource(Protocol):
     def max_payload(self) -> int: ...
 
     @property
-    def forwarded(self) -> Collection[str]: ...
+    def operations(self) -> Operations: ...
 
     async def opened(self) -> Store: ...
 
@@ -192,9 +192,9 @@ class Queue:
         return await _any_of([connection.ear.wait(name, until) for name in served])
 
     async def explain(self, **keys: object) -> Explanation:
-        """What the jobs of the queue, or those with these keys, wait for, and which would start next."""
-        connection = await self._source.connected(self.partitions)
-        return await explain_queue(connection.store, self.name, keys, self._source.forwarded)
+        """Everything that holds all jobs of the queue, or all of these keys in it, and what would start next."""
+        await self._source.connected(self.partitions)
+        return await self._source.operations.queues.explain(self.name, keys)
 
     async def pace(self, timeout: Duration | None = None, /, **keys: object) -> bool:
         """Return True once there is room in all backlogs of these keys; False after `timeout`.

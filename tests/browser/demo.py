@@ -208,24 +208,24 @@ class Demo:
 
     async def _one(self, account: str, state: State) -> UUID:
         wanted = JobFilter(queue="webhooks", state=state, keys={"account": account})
-        return (await self.app.operations.list_jobs(wanted, limit=1)).jobs[0].id
+        return (await self.app.operations.jobs.list(wanted, limit=1)).jobs[0].id
 
     async def _operate(self) -> None:
         """What two people on call did meanwhile."""
         operations = self.app.operations
-        await operations.set_limit(
+        await operations.limits.set(
             "webhooks", "concurrency:account", 8, keys={"account": "globex"}, reason="larger plan", actor="ann"
         )
-        await operations.set_weight("email", 3, keys={"account": "globex"}, reason="larger plan", actor="ann")
-        await operations.pause(
+        await operations.weights.set("email", 3, keys={"account": "globex"}, reason="larger plan", actor="ann")
+        await operations.queues.pause(
             "webhooks",
             keys={"account": "hooli"},
             reason="their endpoint times out, OPS-311",
             actor="bob",
             expires_in="2h",
         )
-        await operations.pause("exports", reason="the disk of the file server is full", actor="bob")
-        await operations.pause_schedule("digest", reason="nobody reads it on holidays", actor="ann")
+        await operations.queues.pause("exports", reason="the disk of the file server is full", actor="bob")
+        await operations.schedules.pause("digest", reason="nobody reads it on holidays", actor="ann")
 
     async def _report(self, store: Store, *, is_late: bool) -> None:
         """What the workers say of themselves; one said it a while ago, and nothing since."""

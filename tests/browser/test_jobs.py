@@ -58,7 +58,7 @@ def test_jobs_are_found_by_their_keys_and_opened_by_the_keyboard(page: Page, ser
 
 
 def test_a_waiting_job_says_why_and_is_run_now_retried_and_cancelled(page: Page, served: Served) -> None:
-    served.run(served.app.operations.pause("webhooks", keys={"account": "acme"}, actor="bob"))
+    served.run(served.app.operations.queues.pause("webhooks", keys={"account": "acme"}, actor="bob"))
     held = served.run(enqueue(served, "acme", {"order": 4711}))
     later = served.run(enqueue(served, "globex", 1, delay="1h"))
     log_in(page)

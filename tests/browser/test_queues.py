@@ -47,7 +47,7 @@ def test_a_queue_is_paused_and_its_page_follows(page: Page, served: Served) -> N
     drawn = page.locator(".chart canvas").first
     drawn.evaluate("(canvas) => { canvas.dataset.mine = 'yes'; }")
     page.locator("#as-python summary").click()
-    served.run(served.app.operations.pause("webhooks", actor="bob", reason="an outage"))
+    served.run(served.app.operations.queues.pause("webhooks", actor="bob", reason="an outage"))
     expect(page.locator("h1")).to_contain_text("paused")
     expect(page.locator("main")).to_contain_text("bob")
     expect(page.locator("#as-python")).to_have_attribute("open", "")

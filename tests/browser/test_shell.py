@@ -78,13 +78,13 @@ def test_the_theme_follows_the_system_until_somebody_chooses(page: Page) -> None
 
 def test_a_page_follows_what_happens_and_focus_and_open_rows_survive(page: Page, served: Served) -> None:
     operations = served.app.operations
-    served.run(operations.pause("webhooks", keys={"account": "acme"}, reason="first", actor="bob"))
+    served.run(operations.queues.pause("webhooks", keys={"account": "acme"}, reason="first", actor="bob"))
     log_in(page)
     go(page, "/audit?every=2")
     expect(page.locator("#follow")).to_have_text("live")
     page.locator("tbody details summary").click()
     page.get_by_label("Queue").fill("webh")
-    served.run(operations.resume("webhooks", keys={"account": "acme"}, reason="second", actor="bob"))
+    served.run(operations.queues.resume("webhooks", keys={"account": "acme"}, reason="second", actor="bob"))
     expect(page.locator("tbody tr").first).to_contain_text("second")
     expect(page.locator("tbody tr").last.locator("details")).to_have_attribute("open", "")
     expect(page.get_by_label("Queue")).to_be_focused()

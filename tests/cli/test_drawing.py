@@ -19,7 +19,7 @@ from fairlane.cli.top import draw_ranking
 from fairlane.cli.workers import draw_workers
 from fairlane.errors import StoreUnavailable
 from fairlane.operations import Ranking
-from fairlane.operations.diagnosis_fleet import about_workers
+from fairlane.operations.diagnosis import about_workers
 from fairlane.operations.queues import hints_of, status_of
 from fairlane.operations.views import (
     BlockView,

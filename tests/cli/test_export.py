@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 from fairlane import App, Fair
 from fairlane.cli.program import program
 from fairlane.errors import StoreUnavailable
-from fairlane.operations import documents as exporting
 from fairlane.operations import exported_columns
+from fairlane.operations import jobs as operations_on_jobs
 from fairlane.redaction import one_line
 from fairlane.store.operators import JobPage
 from fairlane.store.sqlite import SqliteStore
@@ -124,7 +124,7 @@ def test_filters_and_limits_hold(run: Run, jobs: list[str]) -> None:
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Pages of two jobs; and how many jobs each look brought."""
-    monkeypatch.setattr(exporting, "PAGE", 2)
+    monkeypatch.setattr(operations_on_jobs, "EXPORTED_AT_ONCE", 2)
     brought: list[int] = []
     find = SqliteStore.run
 

@@ -207,7 +207,7 @@ def test_top_prints_once_in_a_pipe(run: Run) -> None:
 
 
 def test_the_doctor_is_red_at_a_fault_and_green_without(run: Run, shop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fairlane.operations import diagnosis_fleet as diagnosis_database
+    from fairlane.operations import diagnosis as diagnosis_database
 
     monkeypatch.setattr(
         diagnosis_database, "_settings", lambda _: ()

@@ -432,7 +432,7 @@ async def test_only_a_credential_that_admitted_somebody_changes_what_is_checked(
             assert answer.status_code == 200, answer.text
         else:
             assert answer.status_code == (403 if is_admitted else 401), answer.text
-        entries = (await shop.operations.list_audit()).entries
+        entries = (await shop.operations.audit.list()).entries
         assert len(entries) == (answer.status_code == 200)
 
 
@@ -489,7 +489,7 @@ async def test_a_session_that_logged_out_acts_no_more_in_any_process(
         sent: dict[str, Any] = {"json": {"reason": "a test"}, "headers": {"X-CSRF-Token": csrf}}
         assert (await copy.post(f"{ROOT}/api/queues/webhooks/pause", **sent)).status_code == 401
         assert (await copy.post(f"{ROOT}/logout", data={"csrf": csrf})).status_code == 303
-    assert (await shop.operations.list_audit()).entries == ()
+    assert (await shop.operations.audit.list()).entries == ()
     assert (await other.get(f"{ROOT}/")).status_code == 200, "the sessions of others go on"
 
 
@@ -551,7 +551,7 @@ async def test_a_token_exempts_nobody_while_the_host_cannot_say_who_is_admitted_
     async with Site.of(shop, clock, authorize=authorize) as site:
         answer = await site.program().post(f"{ROOT}/api/queues/webhooks/pause", json={"reason": "a test"})
         assert answer.status_code == 503
-        assert (await shop.operations.list_audit()).entries == ()
+        assert (await shop.operations.audit.list()).entries == ()
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ async def a_site(stack: AsyncExitStack, url: str, clock: ManualClock, *, queues:
         await app.enqueue_many(calls)
         for _ in range(2):  # the second time every account is found at its limit
             await app.queues[f"queue-{number}"].claim(keys)
-        await app.operations.pause(f"queue-{number}", keys={"account": "account-0"}, actor="ann")
+        await app.operations.queues.pause(f"queue-{number}", keys={"account": "account-0"}, actor="ann")
     await app.upkeep()
     return await stack.enter_async_context(Site.of(app, clock, token=TOKEN))
 

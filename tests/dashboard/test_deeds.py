@@ -51,7 +51,7 @@ async def test_nothing_is_done_without_a_reason(world: World, reason: str) -> No
         assert (refused.status_code, refused.json()["error"]["field"]) == (422, "reason")
         looked = await world.operator.post(f"{API}{path}", json={**sent, "reason": reason, "dry_run": True})
         assert looked.status_code == 200, "looking needs none"
-    assert (await world.app.operations.list_audit()).entries == ()
+    assert (await world.app.operations.audit.list()).entries == ()
 
 
 async def test_previews_of_pauses_and_limits_count_the_jobs_they_are_about(world: World) -> None:
@@ -79,13 +79,13 @@ Deeds = list[tuple[str, dict[str, str]]]
 
 
 async def boosted(world: World) -> None:
-    await world.app.operations.boost("webhooks", 3, keys={"account": "acme"}, expires_in="2h")
+    await world.app.operations.weights.boost("webhooks", 3, keys={"account": "acme"}, expires_in="2h")
 
 
 async def state_of(world: World) -> list[tuple[object, ...]]:
     operations = world.app.operations
-    schedules = [(each.name, each.is_paused) for each in await operations.list_schedules()]
-    overrides = [each.override for each in await operations.list_overrides()]
+    schedules = [(each.name, each.is_paused) for each in await operations.schedules.list()]
+    overrides = [each.override for each in await operations.overrides.list()]
     return [*schedules, *sorted((each.id, each.value, each.expires_at) for each in overrides)]
 
 
@@ -178,7 +178,7 @@ async def test_what_has_ended_meanwhile_is_not_restored(world: World) -> None:
 
 async def test_there_is_no_undo_where_partitions_had_settings_of_their_own(world: World) -> None:
     client = await world.site.visitor()
-    await world.app.operations.pause("email__p1", keys={"account": "acme"}, expires_in="1h")
+    await world.app.operations.queues.pause("email__p1", keys={"account": "acme"}, expires_in="1h")
     page = await done(client, "pause", {"queue": "email", "key.account": "acme"})
     assert "cannot be undone in one step" in page
     assert "Undo:" not in page
@@ -211,8 +211,8 @@ async def test_an_action_that_fails_leaves_no_entry_and_one_that_succeeds_leaves
     """O02: the entry and what it says are one transaction."""
     operations = world.app.operations
     with pytest.raises(Exception, match="no limit"):
-        await operations.set_limit("webhooks", "nothing", 1, keys={"account": "acme"}, actor="ann")
-    assert (await operations.list_audit()).entries == ()
-    report = await operations.cancel_jobs(JobFilter(queue="webhooks"), actor="ann", reason="they left")
-    [entry] = (await operations.list_audit()).entries
+        await operations.limits.set("webhooks", "nothing", 1, keys={"account": "acme"}, actor="ann")
+    assert (await operations.audit.list()).entries == ()
+    report = await operations.jobs.cancel(JobFilter(queue="webhooks"), actor="ann", reason="they left")
+    [entry] = (await operations.audit.list()).entries
     assert entry.target == f"{len(report.done)} jobs: queue=webhooks"

@@ -21,6 +21,7 @@ from fairlane.dashboard.deeds import DEEDS
 from fairlane.dashboard.page import key_query
 from fairlane.dashboard.site import PAGES
 from fairlane.errors import StoreUnavailable
+from fairlane.operations import Operations
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, csrf_of
 from tests.dashboard.world import API, NOBODY, World, open_world
 
@@ -328,10 +329,10 @@ async def test_tokens_and_signatures_are_compared_in_constant_time(
 async def test_a_fault_tells_an_id_and_the_log_the_rest(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def broken() -> None:
+    async def broken(_: Operations) -> None:
         raise RuntimeError("password=hunter2")
 
-    monkeypatch.setattr(world.site.dashboard.operations, "overview", broken)
+    monkeypatch.setattr(Operations, "overview", broken)
     program = world.site.program()
     with caplog.at_level(logging.ERROR, "fairlane.dashboard"):
         answer = await program.get(f"{API}/overview")
@@ -344,10 +345,10 @@ async def test_a_fault_tells_an_id_and_the_log_the_rest(
     assert record.getMessage().split()[-1] in told["message"]
     assert record.exc_info is not None
 
-    async def away() -> None:
+    async def away(_: Operations) -> None:
         raise StoreUnavailable("the database cannot be reached")
 
-    monkeypatch.setattr(world.site.dashboard.operations, "overview", away)
+    monkeypatch.setattr(Operations, "overview", away)
     answer = await program.get(f"{API}/overview")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
 

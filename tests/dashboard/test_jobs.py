@@ -96,7 +96,7 @@ async def test_a_job_that_is_not_there_is_a_page_that_says_so(site: Site, job: s
 
 
 async def test_a_job_is_shown_with_its_call_its_keys_and_why_it_waits(site: Site, shop: App) -> None:
-    await shop.operations.pause("webhooks", keys={"account": "acme"}, actor="bob", reason="an outage")
+    await shop.operations.queues.pause("webhooks", keys={"account": "acme"}, actor="bob", reason="an outage")
     job = await enqueue(shop, "acme", {"order": 4711})
     text = (await (await site.visitor()).get(f"{ROOT}/jobs/{job}")).text
     for part in ("shop.deliver", "account=<b>acme", "4711", "Why it waits", "paused", "(by bob)", "not been tried"):
@@ -146,7 +146,7 @@ async def test_a_deed_is_looked_at_first_and_looking_changes_nothing(site: Site,
     text = (await visitor.get(f"{ROOT}/do/cancel-jobs", params={"job": str(job)})).text
     assert "1 job would be cancelled" in text
     assert await state_of(shop, job) is State.READY
-    assert (await shop.operations.list_audit()).entries == ()
+    assert (await shop.operations.audit.list()).entries == ()
 
 
 async def test_what_is_done_is_recorded_with_who_and_why(site: Site, shop: App) -> None:
@@ -154,7 +154,7 @@ async def test_what_is_done_is_recorded_with_who_and_why(site: Site, shop: App) 
     told = await confirm(site, "cancel-jobs", "ticket 7", "ann", job=str(job))
     assert "1 job cancelled" in told
     assert await state_of(shop, job) is State.CANCELLED
-    (entry,) = (await shop.operations.list_audit()).entries
+    (entry,) = (await shop.operations.audit.list()).entries
     assert (entry.actor, entry.action, entry.reason) == ("ann", "cancel", "ticket 7")
 
 
@@ -211,7 +211,7 @@ async def test_a_scheduled_job_is_made_due_and_a_held_one_is_run_now(site: Site,
     assert task is not None
     later = (await task.using(delay="1h").enqueue(1, account="acme")).id
     assert "1 job made due" in await confirm(site, "retry-jobs", job=str(later))
-    await shop.operations.pause("webhooks", actor="bob")
+    await shop.operations.queues.pause("webhooks", actor="bob")
     held = await enqueue(shop, "globex")
     assert "1 job forced to start" in await confirm(site, "force-jobs", job=str(held))
     (claim,) = await shop.queues["webhooks"].claim(5)

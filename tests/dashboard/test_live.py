@@ -16,6 +16,7 @@ from fairlane import App
 from fairlane.clock import ManualClock
 from fairlane.dashboard.access import COOKIE, Role, Visitor
 from fairlane.dashboard.live import MOST_OF_ONE, MOST_OF_VIEWERS, MOST_STREAMS
+from fairlane.operations.policies import Audit
 from tests.dashboard.harness import ROOT, VIEWER_TOKEN, Site, csrf_of
 from tests.waiting import PATIENCE, until
 
@@ -91,7 +92,7 @@ async def test_a_page_is_sent_when_it_has_changed_and_only_then(site: Site, shop
         await tick(clock, 1)
         await until(lambda: site.dashboard.live.renders == 2 and sleepers(clock) == 1)
         assert stream.parts.empty()
-        await shop.operations.pause("webhooks", reason="a ticket", actor="bob")
+        await shop.operations.queues.pause("webhooks", reason="a ticket", actor="bob")
         await tick(clock, 1)
         event = await stream.part()
         assert event.startswith("id: ")
@@ -155,7 +156,7 @@ async def test_a_stream_ends_when_its_session_is_logged_out(site: Site, shop: Ap
     csrf = csrf_of((await visitor.get(f"{ROOT}/")).text)
     async with opened(site) as kept, opened(site, cookie=visitor.cookies[COOKIE]) as stream:
         assert (await visitor.post(f"{ROOT}/logout", data={"csrf": csrf})).status_code == 303
-        await shop.operations.pause("webhooks", actor="bob")
+        await shop.operations.queues.pause("webhooks", actor="bob")
         await tick(clock, 2)
         assert "webhooks" in await kept.part()
         await asyncio.wait_for(stream.over.wait(), PATIENCE)
@@ -183,7 +184,7 @@ async def test_a_stream_ends_when_the_host_no_longer_admits_who_opened_it(
         await tick(clock, 1)
         assert "Audit" in await stream.part()
         hosts["one"] = then
-        await shop.operations.pause("webhooks", actor="bob")
+        await shop.operations.queues.pause("webhooks", actor="bob")
         await tick(clock, 1)
         await asyncio.wait_for(stream.over.wait(), PATIENCE)
         assert stream.parts.empty()
@@ -234,7 +235,7 @@ async def test_trouble_is_told_without_its_details_and_the_stream_goes_on(
 
     async with opened(site) as stream:
         with monkeypatch.context() as patched:
-            patched.setattr(site.dashboard.operations, "list_audit", fails)
+            patched.setattr(Audit, "list", fails)
             await tick(clock, 1)
             told = await stream.part()
         assert told.startswith("event: trouble\n")

@@ -63,7 +63,7 @@ async def test_the_charts_carry_the_numbers_of_the_last_hour(site: Site, shop: A
 
 async def test_a_queue_shows_its_policy_in_words_its_limits_and_what_was_changed(site: Site, shop: App) -> None:
     await busy(shop)
-    await shop.operations.set_limit("webhooks", "concurrency", 4, keys={"account": "globex"}, actor="bob", reason=EVIL)
+    await shop.operations.limits.set("webhooks", "concurrency", 4, keys={"account": "globex"}, actor="bob", reason=EVIL)
     text = await text_of(site, "/queues/webhooks")
     for part in ("Every account gets its turn", "At most 2 at the same time for each account", "globex", "bob"):
         assert part in text
@@ -114,14 +114,14 @@ async def test_a_key_is_paused_and_resumed(site: Site, shop: App) -> None:
     assert "account=acme is paused" in told
     assert "paused" in await text_of(site, KEY)
     assert "has ended" in await confirm(site, "resume", **ACME)
-    actions = [(entry.action, entry.actor, entry.reason) for entry in (await shop.operations.list_audit()).entries]
+    actions = [(entry.action, entry.actor, entry.reason) for entry in (await shop.operations.audit.list()).entries]
     assert actions == [("resume", "ann", "ticket 7"), ("pause", "ann", "an outage")]
 
 
 async def test_a_queue_is_paused_and_resumed_and_its_limits_suspended(site: Site, shop: App) -> None:
     for deed in ("pause", "resume", "suspend", "unsuspend"):
         await confirm(site, deed, queue="webhooks")
-        seen = await shop.operations.show_queue("webhooks")
+        seen = await shop.operations.queues.show("webhooks")
         assert seen.view.is_paused == (deed == "pause")
         assert seen.limits[0].is_suspended == (deed == "suspend")
 
@@ -129,11 +129,11 @@ async def test_a_queue_is_paused_and_resumed_and_its_limits_suspended(site: Site
 async def test_a_limit_and_a_weight_are_changed_for_a_key_and_given_back(site: Site, shop: App) -> None:
     await confirm(site, "set-limit", **ACME, limit="concurrency:account", value="7")
     await confirm(site, "set-weight", **ACME, value="3")
-    (view,) = await shop.operations.show_keys("webhooks", [{"account": "acme"}])
+    (view,) = await shop.operations.keys.show_several("webhooks", [{"account": "acme"}])
     assert (view.gauges[0].bound, view.weight) == (7, 3)
     await confirm(site, "clear-limit", **ACME, limit="concurrency:account")
     await confirm(site, "clear-weight", **ACME)
-    (view,) = await shop.operations.show_keys("webhooks", [{"account": "acme"}])
+    (view,) = await shop.operations.keys.show_several("webhooks", [{"account": "acme"}])
     assert (view.gauges[0].bound, view.weight) == (2, 1)
 
 
@@ -162,7 +162,7 @@ async def test_viewers_change_no_queue(site: Site, shop: App) -> None:
         assert "/do/" not in (await viewer.get(f"{ROOT}{path}")).text
     csrf = csrf_of((await viewer.get(f"{ROOT}/")).text)
     assert (await viewer.post(f"{ROOT}/do/pause", data={**ACME, "csrf": csrf})).status_code == 403
-    assert (await shop.operations.list_overrides()) == []
+    assert (await shop.operations.overrides.list()) == []
 
 
 async def test_watched_keys_are_shown_on_the_overview(site: Site, shop: App) -> None:
@@ -210,7 +210,7 @@ async def test_o16_pages_show_numbers_that_jobs_brought_with_where_they_came_fro
     site = await stack.enter_async_context(Site.of(app, clock, token=TOKEN))
     await deliver.using(context={"weight": 4, "slots": 8}).enqueue_many([deliver.call("acme")] * 9)
     await app.queues["webhooks"].claim(20)
-    await app.operations.boost("webhooks", 2, keys={"account": "acme"}, actor="ann", reason="a test")
+    await app.operations.weights.boost("webhooks", 2, keys={"account": "acme"}, actor="ann", reason="a test")
     await tally(app)
     text = unescape(await text_of(site, KEY))
     assert "Concurrency(8, by='account')" in text

@@ -53,7 +53,7 @@ async def test_a_schedule_is_told_in_words_with_its_timezone_and_its_slots(
     assert 'datetime="2030-01-01T08:00:00+00:00"' in html, "the next slot of the first, in UTC"
     clock.advance("1h")
     await scheduled.fire_schedules()
-    (view,) = [each for each in await scheduled.operations.list_schedules() if each.last_job]
+    (view,) = [each for each in await scheduled.operations.schedules.list() if each.last_job]
     html = await looked(site)
     assert f'href="{ROOT}/jobs/{view.last_job}"' in html
     assert 'datetime="2030-01-01T01:00:00+00:00"' in html
@@ -62,8 +62,8 @@ async def test_a_schedule_is_told_in_words_with_its_timezone_and_its_slots(
 async def test_who_needs_somebody_comes_first_and_is_marked_in_words(
     site: Site, scheduled: App, clock: ManualClock
 ) -> None:
-    await scheduled.operations.trigger_schedule("hourly/sync", actor="ann")
-    await scheduled.operations.pause_schedule("hourly/sync", actor="ann")
+    await scheduled.operations.schedules.trigger("hourly/sync", actor="ann")
+    await scheduled.operations.schedules.pause("hourly/sync", actor="ann")
     assert names(await looked(site)) == ["hourly/sync", "daily report"]
     assert "1 trigger waits for a worker." in await looked(site)
     clock.advance("1h")
@@ -74,7 +74,7 @@ async def test_who_needs_somebody_comes_first_and_is_marked_in_words(
 
 
 async def test_schedules_are_found_by_name_task_queue_and_state(site: Site, scheduled: App) -> None:
-    await scheduled.operations.pause_schedule("daily report", actor="ann")
+    await scheduled.operations.schedules.pause("daily report", actor="ann")
     for query, found in {
         "?search=HOURLY": ["hourly/sync"],
         "?search=webhooks": ["daily report", "hourly/sync"],
@@ -89,7 +89,7 @@ async def test_a_long_list_is_cut_off_where_it_is_well(
     site: Site, scheduled: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page, "ROWS", 1)
-    await scheduled.operations.pause_schedule("hourly/sync", actor="ann")
+    await scheduled.operations.schedules.pause("hourly/sync", actor="ann")
     html = await looked(site)
     assert names(html) == ["hourly/sync"]
     assert "and 1 more that are doing no worse" in html
@@ -158,7 +158,7 @@ async def test_what_a_schedule_carries_is_redacted_as_a_job_of_it_would_be(sched
         return f"{disclosure.job.queue} of {disclosure.job.context['schedule']}"
 
     scheduled.redact = by_app
-    assert [each.call for each in await scheduled.operations.list_schedules()] == [
+    assert [each.call for each in await scheduled.operations.schedules.list()] == [
         "webhooks of daily report",
         "webhooks of hourly/sync",
     ]

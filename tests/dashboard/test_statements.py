@@ -48,7 +48,7 @@ async def test_looking_changes_nothing(
 ) -> None:
     site = await a_site(stack, database_url, clock, queues=2, keys=4)
     operations = site.dashboard.operations
-    before = [await operations.overview(), await operations.show_queue("queue-0"), await operations.list_overrides()]
+    before = [await operations.overview(), await operations.queues.show("queue-0"), await operations.overrides.list()]
     await cost_of_looking(site, Statements(monkeypatch))
-    after = [await operations.overview(), await operations.show_queue("queue-0"), await operations.list_overrides()]
+    after = [await operations.overview(), await operations.queues.show("queue-0"), await operations.overrides.list()]
     assert after == before

@@ -185,13 +185,13 @@ async def test_trying_touches_nothing(site: Site, shop: App) -> None:
     before = (
         await store.ask(lambda moment: moment.policies()),
         await store.counts("webhooks"),
-        (await shop.operations.list_audit()).entries,
+        (await shop.operations.audit.list()).entries,
     )
     assert 'id="result"' in (await tried(site, a=FAIR, b='{"limits": [{"kind": "concurrency", "max": 1}]}')).text
     after = (
         await store.ask(lambda moment: moment.policies()),
         await store.counts("webhooks"),
-        (await shop.operations.list_audit()).entries,
+        (await shop.operations.audit.list()).entries,
     )
     assert after == before
 

@@ -14,7 +14,7 @@ from tests.examples.readme import WATCHDOG, Example
 WAIT_FOR_THE_JOB = """
 from fairlane.integrations.django import app
 from fairlane.store.operators import JobFilter
-(record,) = app.run_blocking(app.operations.list_jobs(JobFilter())).jobs
+(record,) = app.run_blocking(app.operations.jobs.list(JobFilter())).jobs
 print(app.job(record.id).result_sync("60s"))
 """
 

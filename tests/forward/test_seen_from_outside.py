@@ -15,15 +15,14 @@ from fairlane.errors import ConfigurationError
 from fairlane.forward.dispatcher import QUIET, UNBEGUN, Dispatcher
 from fairlane.forward.dramatiq import DramatiqForwarder
 from fairlane.forward.forwarder import RoutedCall
-from fairlane.operations import diagnose, overview
-from fairlane.operations.explanations import explain_job, explain_queue
-from fairlane.operations.findings import Level
+from fairlane.operations.diagnosis import Level
 from fairlane.operations.views import QueueStatus
 from fairlane.policy import Reason
 from fairlane.store import records
 from fairlane.store.protocol import Store
 from fairlane.store.stats_values import PUBLISHING, unbegun_in
 from tests.forward.paper import PaperForwarder, dispatching
+from tests.store.harness import operations_on
 from tests.waiting import until
 from tests.worker.harness import reaches
 
@@ -56,12 +55,12 @@ async def test_a_broker_that_refuses_is_told_by_everybody_who_is_asked(app: App,
         assert "nobody is there" in view.words
         (hint,) = (await app.operations.overview()).hints
         assert "check the broker" in hint.knob
-        (worker,) = (await app.operations.list_workers()).workers
+        (worker,) = (await app.operations.workers.list()).workers
         assert (worker.is_dispatcher, worker.state) == (True, "troubled")
         (finding,) = [each for each in await app.operations.diagnose() if each.check == "broker refuses"]
         assert finding.level is Level.FAULT
         assert "nobody is there" in finding.message
-        for told in (await job.explain(), await explain_queue(store, "emails")):
+        for told in (await job.explain(), await operations_on(store).queues.explain("emails")):
             assert told.reasons[0] is Reason.BROKER
             assert Reason.NO_WORKER not in told.reasons
             assert "nobody is there" in told.holds[0].words
@@ -160,7 +159,7 @@ async def test_where_nobody_serves_a_forwarded_queue_a_dispatcher_is_to_be_start
     job = await forwarder.task(send, queue="emails").enqueue(1)
     command = "fairlane forward module:forwarder --queues emails"
     assert command in (await job.explain()).holds[0].words
-    assert command in (await app.operations.explain_queue("emails")).holds[0].words
+    assert command in (await app.operations.queues.explain("emails")).holds[0].words
     assert [hint.knob for hint in (await app.operations.overview()).hints] == [command]
     (finding,) = [each for each in await app.operations.diagnose() if each.check == "no dispatcher"]
     assert command in finding.remedy
@@ -169,12 +168,12 @@ async def test_where_nobody_serves_a_forwarded_queue_a_dispatcher_is_to_be_start
 async def test_whoever_knows_no_app_is_not_told_to_start_a_worker_alone(app: App, forwarder: PaperForwarder) -> None:
     """E1: `status` and `doctor` with a URL advised the worker that the guide of Celery forbids."""
     job = await forwarder.task(send, queue="emails").enqueue(1)
-    store = await app.opened()
+    outside = operations_on(await app.opened(), forwarded=None)
     told = [
-        (await explain_job(store, job.id, None, None)).holds[0].words,
-        (await explain_queue(store, "emails", None, None)).holds[0].words,
-        *(hint.knob for hint in (await overview(store, None)).hints),
-        *(each.remedy for each in await diagnose(store, forwarded=None) if each.check == "no worker"),
+        (await outside.jobs.explain(job.id)).holds[0].words,
+        (await outside.queues.explain("emails")).holds[0].words,
+        *(hint.knob for hint in (await outside.overview()).hints),
+        *(each.remedy for each in await outside.diagnose() if each.check == "no worker"),
     ]
     assert len(told) == 4
     for each in told:
@@ -188,12 +187,13 @@ async def test_jobs_of_an_engines_own_calls_tell_whoever_knows_no_app_what_to_st
     actor = dramatiq.actor(broker=broker, actor_name="send")(send)
     forwarder = DramatiqForwarder(app, broker, routes={"*": "emails"})
     job = await forwarder.enqueue_routed(forwarder.task_of(actor), RoutedCall([1], {}, {}, str(uuid4()), "{}"))
-    store, command = await app.opened(), "fairlane forward module:forwarder --queues emails"
-    (view,) = (found := await overview(store, None)).queues
+    outside = operations_on(await app.opened(), forwarded=None)
+    command = "fairlane forward module:forwarder --queues emails"
+    (view,) = (found := await outside.overview()).queues
     assert view.words.startswith("no dispatcher serves the queue")
     assert [hint.knob for hint in found.hints] == [command]
-    (finding,) = [each for each in await diagnose(store, forwarded=None) if each.check == "no dispatcher"]
-    of_job, of_queue = await explain_job(store, job.id, None, None), await explain_queue(store, "emails", None, None)
+    (finding,) = [each for each in await outside.diagnose() if each.check == "no dispatcher"]
+    of_job, of_queue = await outside.jobs.explain(job.id), await outside.queues.explain("emails")
     for each in (finding.remedy, of_job.holds[0].words, of_queue.holds[0].words):
         assert each.endswith(f"start one: {command}")
 

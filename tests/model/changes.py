@@ -27,7 +27,6 @@ import msgspec
 from fairlane.clock import ManualClock
 from fairlane.errors import ConfigurationError, InvalidOverride, InvalidPolicy
 from fairlane.job import Claim, State
-from fairlane.operations import Intent, change_partitions
 from fairlane.policy import AdaptiveConcurrency, Breaker, Concurrency, Fair, Policy, Rate
 from fairlane.policy import Sequence as InSequence
 from fairlane.policy.limits import Limit, read_limit
@@ -42,7 +41,7 @@ from fairlane.store.protocol import Store
 from tests.model import boards
 from tests.model.home import Home
 from tests.model.steps import End, Ending
-from tests.store.harness import LEASE, SECOND, OpenTransaction, claim_once, new_jobs, worker_named
+from tests.store.harness import LEASE, SECOND, OpenTransaction, claim_once, new_jobs, operations_on, worker_named
 from tests.waiting import until_found
 
 __all__ = ["LIMITS", "QUEUES", "TABLES", "Action", "Changes"]
@@ -313,14 +312,8 @@ class Changes:
 
     async def _divide(self, process: int, queue: str, width: int) -> None:
         try:
-            await change_partitions(
-                self.stores[process],
-                queue,
-                width,
-                Intent(actor="ada"),
-                by=BY,
-                accept_missing_keys=True,
-                rest=self._rest,
+            await operations_on(self.stores[process], rest=self._rest).partitions.change(
+                queue, width, by=BY, accept_missing_keys=True, actor="ada"
             )
         except (InvalidPolicy, ConfigurationError):
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,9 +17,9 @@ from uuid import UUID, uuid4
 
 import asyncpg
 
-from fairlane.clock import Clock, ManualClock
+from fairlane.clock import Clock, ManualClock, SystemClock
 from fairlane.job import Claim, NewJob, State, new_job_ids
-from fairlane.operations import Finding, diagnose
+from fairlane.operations import Finding, Operations, PartitionPlan
 from fairlane.policy import Concurrency, Policy, Rate, canonical_keys, lane_id
 from fairlane.policy.gates import AT_REST
 from fairlane.scheduler.settlement import Done, Outcome, settle
@@ -49,6 +49,8 @@ __all__ = [
     "hear",
     "ids",
     "new_jobs",
+    "operations_on",
+    "planned",
     "soon",
     "state_of",
     "worker_named",
@@ -287,9 +289,56 @@ async def assert_at_rest(
     assert (await store.counts(policy.queue)).running == 0
 
 
+@dataclass
+class _Program:
+    """What operations ask of their app, where a test has only a store."""
+
+    store: Store
+    declared_policies: Mapping[str, Policy]
+    forwarded: Collection[str] | None
+    tasks: list[str]
+    clock: Clock
+    actor: str = "ops"
+    redact: None = None
+
+    async def opened(self) -> Store:
+        return self.store
+
+    def known_tasks(self) -> list[str]:
+        return self.tasks
+
+
+class _Resting(SystemClock):
+    """Time in which a test does something else, wherever somebody waits."""
+
+    def __init__(self, rest: Callable[[], Awaitable[None]]) -> None:
+        self._rest = rest
+
+    async def sleep_until(self, moment: int) -> None:
+        await self._rest()
+
+
+def operations_on(
+    store: Store,
+    declared: Mapping[str, Policy] | None = None,
+    *,
+    tasks: Collection[str] | None = None,
+    forwarded: Collection[str] | None = (),
+    rest: Callable[[], Awaitable[None]] | None = None,
+) -> Operations:
+    """What operators do with this store, on behalf of a program that declares these policies and knows these tasks."""
+    clock = SystemClock() if rest is None else _Resting(rest)
+    return Operations(_Program(store, declared or {}, forwarded, list(tasks or ()), clock))
+
+
+async def planned(store: Store, queue: str, to: int, by: Sequence[str] | None = None) -> PartitionPlan:
+    """What a change of the number of partitions would come to."""
+    return (await operations_on(store).partitions.change(queue, to, by=by, dry_run=True)).plan
+
+
 async def diagnosed(store: Store, *declared: Any, **known: Any) -> list[Finding]:
     """What the doctor finds, but for what is on purpose: the server of the tests does not wait for its disk."""
-    return [each for each in await diagnose(store, *declared, **known) if each.check != "durability"]
+    return [each for each in await operations_on(store, *declared, **known).diagnose() if each.check != "durability"]
 
 
 async def checkpointed(store: Store) -> None:

@@ -8,10 +8,9 @@ import os
 import signal
 from typing import Any
 
-from fairlane.operations import Intent, change_partitions
 from fairlane.store import repartition
 from fairlane.store.procedures import Work
-from tests.store.harness import Database, Kind
+from tests.store.harness import Database, Kind, operations_on
 
 __all__ = ["WRITES", "change_and_die"]
 
@@ -50,5 +49,5 @@ async def _changed(database: Database, queue: str, to: int, before: int) -> None
 
     store.run = watched  # type: ignore[method-assign]
     repartition.LEARNED_AFTER = 0  # type: ignore[attr-defined]  # its producers are not what these tests are about
-    await change_partitions(store, queue, to, Intent(actor="ops"), by=("account",))
+    await operations_on(store).partitions.change(queue, to, by=("account",), actor="ops")
     await database.close()

@@ -55,40 +55,40 @@ async def test_a_bulk_action_is_one_entry_with_its_filter_its_count_and_its_reas
     else:
         await enqueued(app)
     if action in ("replay", "purge"):
-        await operations.cancel_jobs(JobFilter(queue="webhooks"), actor="before")
+        await operations.jobs.cancel(JobFilter(queue="webhooks"), actor="before")
     chosen = JobFilter(queue="webhooks", task="deliver", keys={"account": "acme"})
     if action in ("replay", "purge"):
         chosen = JobFilter(queue="webhooks", state=State.CANCELLED, keys={"account": "acme"})
     act = {
-        "cancel": operations.cancel_jobs,
-        "retry": operations.retry_jobs,
-        "replay": operations.replay_jobs,
-        "purge": operations.purge_jobs,
+        "cancel": operations.jobs.cancel,
+        "retry": operations.jobs.retry,
+        "replay": operations.jobs.replay,
+        "purge": operations.jobs.purge,
     }[action]
     report = await act(chosen, actor="ann", reason="a ticket")
     assert len(report.done) == COUNT
-    entries = [each for each in (await operations.list_audit()).entries if each.actor == "ann"]
+    entries = [each for each in (await operations.audit.list()).entries if each.actor == "ann"]
     [entry] = entries
     assert (entry.action, entry.queue, entry.reason) == (action, "webhooks", "a ticket")
     assert entry.target.startswith(f"{COUNT} jobs: queue=webhooks ")
     assert entry.target.endswith("account=acme")
-    assert [each.id for each in (await operations.list_audit("webhooks")).entries if each.actor == "ann"] == [entry.id]
+    assert [each.id for each in (await operations.audit.list("webhooks")).entries if each.actor == "ann"] == [entry.id]
 
 
 async def test_an_action_on_named_jobs_is_one_entry_too(app: App) -> None:
     first, *others = await enqueued(app, 120)
-    await app.operations.cancel_jobs([first], actor="ann")
-    await app.operations.cancel_jobs(others, actor="bob")
-    two, one = (await app.operations.list_audit()).entries
+    await app.operations.jobs.cancel([first], actor="ann")
+    await app.operations.jobs.cancel(others, actor="bob")
+    two, one = (await app.operations.audit.list()).entries
     assert (one.target, two.target) == (f"1 job: {first}", "119 jobs")
 
 
 async def test_pages_of_the_audit_count_actions_and_not_transactions(app: App) -> None:
     for number in range(3):
         await enqueued(app, 60)
-        await app.operations.cancel_jobs(JobFilter(queue="webhooks"), actor=f"ann {number}")
-    page = await app.operations.list_audit(limit=2)
-    rest = await app.operations.list_audit(before=page.before, limit=2)
+        await app.operations.jobs.cancel(JobFilter(queue="webhooks"), actor=f"ann {number}")
+    page = await app.operations.audit.list(limit=2)
+    rest = await app.operations.audit.list(before=page.before, limit=2)
     assert [each.actor for each in (*page.entries, *rest.entries)] == ["ann 2", "ann 1", "ann 0"]
     assert rest.before is None
 
@@ -105,5 +105,5 @@ async def test_a_job_that_somebody_is_busy_with_is_waited_for_alone(
         await connection.execute("select 1 from fairlane.jobs where id = $1 for update", jobs[1])
         handled = await store.run(operators.cancel_jobs(jobs, note))
         assert [each.skipped for each in handled] == [None, BUSY, None]
-    report = await app.operations.cancel_jobs(jobs, actor="ann")
+    report = await app.operations.jobs.cancel(jobs, actor="ann")
     assert [each.job for each in report.done] == [jobs[1]]

@@ -12,20 +12,21 @@ import pytest
 from fairlane import App, Concurrency, Fair, HeldClaim, Rate, Sequence, State
 from fairlane.clock import ManualClock
 from fairlane.errors import ConfigurationError, InvalidPolicy
-from fairlane.operations import Intent, JobFilter, Repartitioned, change_partitions, partitions_of, plan_partitions
+from fairlane.operations import JobFilter, Repartitioned
+from fairlane.operations.requests import partitions_of
 from fairlane.policy import partition_for
 from fairlane.policy.partitions import begun
 from fairlane.store import operators, policies, records, repartition
 from fairlane.store.protocol import Store
 from tests.store.by_hand import url_of
-from tests.store.harness import Database, diagnosed, soon
+from tests.store.harness import Database, diagnosed, operations_on, planned, soon
 from tests.store.harness import claim as claim_all
 from tests.test_seeing import everything
 
 pytestmark = pytest.mark.usefixtures("producers_know_at_once")
 
 ACCOUNTS = [f"account-{n}" for n in range(24)]
-OPERATOR = Intent(actor="ops")
+OPERATOR: dict[str, Any] = {"actor": "ops"}
 
 
 class Program:
@@ -52,7 +53,7 @@ async def change(
         assert held, "the change waits for jobs that nobody runs"
         await held.pop().ack()
 
-    return await change_partitions(store, "email", to, OPERATOR, by=by, rest=rest)
+    return await operations_on(store, rest=rest).partitions.change("email", to, by=by, **OPERATOR)
 
 
 class Interrupted(Exception): ...
@@ -65,7 +66,7 @@ async def begin(store: Store, to: int, by: tuple[str, ...] | None = None) -> Non
         raise Interrupted
 
     with pytest.raises(Interrupted):
-        await change_partitions(store, "email", to, OPERATOR, by=by, rest=rest)
+        await operations_on(store, rest=rest).partitions.change("email", to, by=by, **OPERATOR)
 
 
 async def queues(store: Store) -> Counter[str]:
@@ -87,7 +88,7 @@ async def test_waiting_jobs_move_to_where_they_belong(
     store = await program.app.opened()
     await program.fill(3)
     await program.send.using(delay="1h").enqueue("account-0")
-    plan = await plan_partitions(store, "email", after, ("account",))
+    plan = await planned(store, "email", after, ("account",))
     assert await queues(store) == homes(before, 3) + Counter(["email" if before == 1 else _home("account-0", before)])
     done = await change(store, after, by=("account",))
     assert await queues(store) == homes(after, 3) + Counter([_home("account-0", after)])
@@ -141,7 +142,7 @@ async def test_a_key_that_moves_stands_still_until_what_runs_has_ended(
         seen.append({claim.keys["account"] for claim in claims})
         await running.pop().ack()
 
-    await change_partitions(store, "email", 4, OPERATOR, rest=rest)
+    await operations_on(store, rest=rest).partitions.change("email", 4, **OPERATOR)
     started = set().union(*seen)
     assert not started & moving
     after = Program(shared_database, clock, 4, limits=Concurrency(1, by="account"))
@@ -284,7 +285,7 @@ async def test_a_change_that_was_broken_off_goes_on(
         await change(store, 6)
     await change(store, 8, running)
     assert (await queues(store)) == homes(8)
-    assert (await plan_partitions(store, "email", 8)).is_empty
+    assert (await planned(store, "email", 8)).is_empty
 
 
 async def test_what_operators_have_changed_holds_in_new_partitions(
@@ -294,7 +295,7 @@ async def test_what_operators_have_changed_holds_in_new_partitions(
     program = Program(database, clock, 1, limits=Concurrency(1, by="account"))
     await stack.enter_async_context(program.app)
     store = await program.app.opened()
-    await program.app.operations.pause("email", keys={"account": "account-1"})
+    await program.app.operations.queues.pause("email", keys={"account": "account-1"})
     await program.fill()
     await change(store, 4, by=("account",))
     for name in await partitions_of(store, "email"):
@@ -309,14 +310,14 @@ async def test_a_change_that_would_break_order_or_limits_is_refused(
     await stack.enter_async_context(program.app)
     store = await program.app.opened()
     with pytest.raises(InvalidPolicy, match="nothing keeps its order"):
-        await plan_partitions(store, "email", 2, ("number",))
+        await planned(store, "email", 2, ("number",))
     with pytest.raises(ConfigurationError, match="say by which key"):
-        await plan_partitions(store, "email", 2)
+        await planned(store, "email", 2)
     await change(store, 2, by=("account",))
     with pytest.raises(ConfigurationError, match="partitioned by account"):
-        await plan_partitions(store, "email", 3, ("number",))
+        await planned(store, "email", 3, ("number",))
     with pytest.raises(ConfigurationError, match="is a partition"):
-        await plan_partitions(store, "email__p1", 3)
+        await planned(store, "email__p1", 3)
 
 
 async def test_jobs_that_lack_the_key_to_partition_by_are_let_run_first(
@@ -328,9 +329,9 @@ async def test_jobs_that_lack_the_key_to_partition_by_are_let_run_first(
     await program.fill()
     before = await store.policy("email")
     told = "24 waiting jobs do not carry the key 'account'.* --to 2 --by account --accept-missing-keys"
-    for intent in (Intent(actor="ops", dry_run=True), OPERATOR):
+    for intent in ({**OPERATOR, "dry_run": True}, OPERATOR):
         with pytest.raises(InvalidPolicy, match=told):
-            await change_partitions(store, "email", 2, intent, by=("account",))
+            await operations_on(store).partitions.change("email", 2, by=("account",), **intent)
     assert await store.run(records.queues()) == ["email"], "what is refused has not begun"
     assert await store.policy("email") == before
     await program.queue.ack(await program.queue.claim(100))
@@ -345,7 +346,7 @@ async def test_jobs_without_the_key_to_partition_by_go_together_where_that_is_ac
     store = await program.app.opened()
     await program.fill()
     await program.send.using(delay="1h").enqueue("account-0")
-    await change_partitions(store, "email", 2, OPERATOR, by=("account",), accept_missing_keys=True)
+    await operations_on(store).partitions.change("email", 2, by=("account",), accept_missing_keys=True, **OPERATOR)
     assert len(await queues(store)) == 1
     assert (await queues(store)).total() == 25
 
@@ -369,8 +370,8 @@ async def test_a_change_that_has_begun_goes_on_with_jobs_that_come_without_the_k
     await repartition.divide(store, begun(found.policy, 2, ("account",)), found.version)
     assert [each.check for each in await diagnosed(store)] == ["partitions"], "also before any other one knows of it"
     await program.send.enqueue("account-1")
-    await change_partitions(store, "email", 2, OPERATOR, rest=rest)
-    assert (await plan_partitions(store, "email", 2)).is_empty
+    await operations_on(store, rest=rest).partitions.change("email", 2, **OPERATOR)
+    assert (await planned(store, "email", 2)).is_empty
 
 
 async def test_a_plan_counts_jobs_that_no_claim_has_seen_yet(
@@ -379,7 +380,7 @@ async def test_a_plan_counts_jobs_that_no_claim_has_seen_yet(
     program = Program(database, clock, 1, fair=Fair(by="account"))
     await stack.enter_async_context(program.app)
     await program.fill(2)
-    plan = await plan_partitions(await program.app.opened(), "email", 4, ("account",))
+    plan = await planned(await program.app.opened(), "email", 4, ("account",))
     assert plan.waiting == 48 - homes(4, 2)["email"]
 
 
@@ -395,8 +396,8 @@ async def test_a_dry_run_writes_nothing(shared_database: Database, clock: Manual
     await program.send.using(delay="1m").enqueue("account-3")
     clock.advance("2m")
     before = await everything(program.app.url)
-    dry = await change_partitions(store, "email", 3, Intent(actor="ops", dry_run=True))
-    assert (await plan_partitions(store, "email", 3)) == dry.plan
+    dry = await operations_on(store).partitions.change("email", 3, actor="ops", dry_run=True)
+    assert (await planned(store, "email", 3)) == dry.plan
     assert await everything(program.app.url) == before
     await running.ack()
     done = await change(store, 3)
@@ -441,7 +442,7 @@ async def test_producers_and_workers_go_on_while_the_width_changes(
 
     async def resize() -> None:
         for width in (5, 3, 8):
-            await change_partitions(store, "email", width, OPERATOR, rest=rest)
+            await operations_on(store, rest=rest).partitions.change("email", width, **OPERATOR)
         stop.set()
 
     async with asyncio.timeout(120):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fairlane.clock import ManualClock
-from fairlane.operations.explanations import explain_job
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.gates import Reason
 from fairlane.store.protocol import Store
-from tests.store.harness import SECOND, claim, finish, given_jobs, serving
+from tests.store.harness import SECOND, claim, finish, given_jobs, operations_on, serving
 
 RATE = Policy("q", limits=(Rate(60, per="1m", burst=1, by="endpoint"),))
 
@@ -23,7 +22,7 @@ async def test_under_a_rate_the_estimate_counts_all_that_are_ahead(
     jobs = await given_jobs(store, RATE, {"endpoint": "api"}, 16_001)
     started = len(await claim(store, "q", 1)) if has_claimed else 0
     for ahead in (56, 594, 5_000, 16_000):
-        told = await explain_job(store, jobs[ahead])
+        told = await operations_on(store).jobs.explain(jobs[ahead])
         assert told.estimate is not None
         assert ahead <= (told.estimate - clock.now()) / SECOND <= 1.01 * ahead, "many go in bundles"
         (lane,) = [hold for hold in told.holds if hold.reason is Reason.LANE]
@@ -38,7 +37,7 @@ async def test_another_lane_at_the_same_rate_is_ahead_as_far_as_it_came_first(st
     (job,) = await given_jobs(store, RATE, {"endpoint": "api"})
     await given_jobs(store, RATE, {"endpoint": "api"}, 500, priority=-1)
     await claim(store, "q", 1)
-    told = await explain_job(store, job)
+    told = await operations_on(store).jobs.explain(job)
     assert told.estimate is not None
     assert 30 <= (told.estimate - clock.now()) / SECOND <= 1.25 * 30, "how other lanes take turns is not known exactly"
 
@@ -52,7 +51,7 @@ async def test_a_flow_is_told_its_turns_and_not_the_end_of_the_queue(store: Stor
     jobs = await given_jobs(store, policy, {"account": "quiet"}, 11)
     await claim(store, "q", 1)
     for ahead in (0, 10):
-        told = await explain_job(store, jobs[ahead])
+        told = await operations_on(store).jobs.explain(jobs[ahead])
         assert told.estimate is not None
         assert 3 * ahead <= (told.estimate - clock.now()) / SECOND <= 1.25 * 3 * ahead + 5
 
@@ -64,8 +63,8 @@ async def test_a_scheduled_job_joins_behind_all_that_wait(store: Store, clock: M
     (soon,) = await given_jobs(store, RATE, {"endpoint": "api"}, delay=10 * SECOND)
     (late,) = await given_jobs(store, RATE, {"endpoint": "api"}, delay=3_600 * SECOND)
     await claim(store, "q", 1)
-    assert (await explain_job(store, soon)).estimate == clock.now() + 601 * SECOND
-    assert (await explain_job(store, late)).estimate == clock.now() + 3_600 * SECOND
+    assert (await operations_on(store).jobs.explain(soon)).estimate == clock.now() + 601 * SECOND
+    assert (await operations_on(store).jobs.explain(late)).estimate == clock.now() + 3_600 * SECOND
 
 
 async def test_few_slots_and_the_pace_that_was_seen_make_it_later(store: Store, clock: ManualClock) -> None:
@@ -74,7 +73,7 @@ async def test_few_slots_and_the_pace_that_was_seen_make_it_later(store: Store, 
     await serving(store, clock, "q", slots=2)
     jobs = await given_jobs(store, policy, {}, 500)
     await finish(store, await claim(store, "q", 2), ran=SECOND)
-    told = await explain_job(store, jobs[-1])
+    told = await operations_on(store).jobs.explain(jobs[-1])
     assert told.estimate is not None
     assert (told.estimate - clock.now()) / SECOND == pytest.approx(497 / 2, rel=0.02), "two at a time, a second each"
     for _ in range(40):  # 20 jobs a minute, whatever else is said of them
@@ -82,7 +81,7 @@ async def test_few_slots_and_the_pace_that_was_seen_make_it_later(store: Store, 
         await finish(store, await claim(store, "q", 1), ran=SECOND)
     await serving(store, clock, "q", slots=2)
     await store.tally("q")
-    told = await explain_job(store, jobs[-1])
+    told = await operations_on(store).jobs.explain(jobs[-1])
     assert told.estimate is not None
     assert (told.estimate - clock.now()) / SECOND == pytest.approx(457 * 3, rel=0.1)
 
@@ -96,11 +95,15 @@ async def test_without_a_run_that_has_ended_nothing_is_promised_behind_a_full_li
     (other,) = await given_jobs(store, policy, {"account": "bolt"})
     await claim(store, "q", 2)
     await serving(store, clock, "q", slots=10)
-    told = await explain_job(store, jobs[-1])
+    told = await operations_on(store).jobs.explain(jobs[-1])
     assert (told.earliest, told.estimate) == (clock.now(), None), "unknown is not zero"
-    assert (await explain_job(store, other)).estimate == clock.now(), "nothing is in its way, however long runs take"
+    assert (await operations_on(store).jobs.explain(other)).estimate == clock.now(), (
+        "nothing is in its way, however long runs take"
+    )
     clock.advance("10s")
-    assert (await explain_job(store, jobs[-1])).estimate is None, "they have run for 10 s, and may for hours"
+    assert (await operations_on(store).jobs.explain(jobs[-1])).estimate is None, (
+        "they have run for 10 s, and may for hours"
+    )
 
 
 async def test_holders_that_outlast_the_history_make_it_later(store: Store, clock: ManualClock) -> None:
@@ -112,6 +115,6 @@ async def test_holders_that_outlast_the_history_make_it_later(store: Store, cloc
     await claim(store, "q", 2)
     clock.advance("40s")
     await serving(store, clock, "q", slots=10)
-    told = await explain_job(store, jobs[-1])
+    told = await operations_on(store).jobs.explain(jobs[-1])
     assert told.estimate is not None
     assert told.estimate - clock.now() >= 9 * 40 * SECOND

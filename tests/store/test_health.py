@@ -13,18 +13,16 @@ import asyncpg
 import pytest
 
 from fairlane.clock import ManualClock
-from fairlane.operations import Intent, pause, resume, suspend, unsuspend
 from fairlane.policy import Fair, Policy, Rate
 from fairlane.store import health, records
 from fairlane.store.health import PostgresHealth, SqliteHealth
 from fairlane.store.protocol import Store
 from fairlane.store.stats_values import WorkerReport
 from tests.model import boards
-from tests.store.harness import MINUTE, SECOND, Database, claim, diagnosed, finish, given_jobs
+from tests.store.harness import MINUTE, SECOND, Database, claim, diagnosed, finish, given_jobs, operations_on
 
 POLICY = Policy("webhooks", fair=Fair(by="account"), limits=(Rate(1, per="1m", by="account"),))
 ACME, BOLT = {"account": "acme"}, {"account": "bolt"}
-ADA = Intent(actor="ada")
 
 
 @pytest.fixture
@@ -122,7 +120,7 @@ async def test_a_table_that_is_not_vacuumed_is_told(server: Any) -> None:
 
 
 async def test_whoever_holds_a_snapshot_open_is_told_by_name(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fairlane.operations import diagnosis_fleet as diagnosis_database
+    from fairlane.operations import diagnosis as diagnosis_database
 
     database, store = server
     assert (await store.health()).holders == []
@@ -221,8 +219,9 @@ async def test_a_flow_behind_the_cursor_is_a_fault_and_the_remedy_heals_it(
     found = [each for each in await diagnosed(store) if each.check == "stuck lane"]
     assert sorted(each.message.partition(" ")[0] for each in found) == ["account=acme", "account=bolt"]
     assert await claim(store, "webhooks", 4) == [], "they are stuck indeed"
-    for step in (pause, suspend, unsuspend, resume):
-        await step(store, "webhooks", ADA)
+    queues = operations_on(store).queues
+    for step in (queues.pause, queues.suspend, queues.unsuspend, queues.resume):
+        await step("webhooks")
     assert "stuck lane" not in checks(await diagnosed(store))
     assert len(await claim(store, "webhooks", 4)) == 4
 

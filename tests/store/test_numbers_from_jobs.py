@@ -445,15 +445,15 @@ async def test_what_operators_do_with_an_old_job_does_not_take_a_newer_number_ba
     await deliver.using(context={"slots": 5}).enqueue_many([deliver.call("acme")] * 20)
     match how:
         case "forced":
-            await app.operations.force_jobs([old.id], **who)
+            await app.operations.jobs.force([old.id], **who)
         case "retried now":
-            await app.operations.retry_jobs([old.id], **who)
+            await app.operations.jobs.retry([old.id], **who)
         case "another policy":
             other = await stack.enter_async_context(App(url_of(shared_database), clock=clock))
             other.queue("webhooks", fair=Fair(by="account"), limits=[slots, Rate(1_000, per="1s")])
-            await other.operations.apply_policies(**who)
+            await other.operations.policies.apply(**who)
         case "other partitions":
-            await app.operations.change_partitions("webhooks", 4, by=["account"], **who)
+            await app.operations.partitions.change("webhooks", 4, by=["account"], **who)
     for _ in range(2):
         clock.advance("2h")
         held = await queue.claim(20)

@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from fairlane.operations.keys import list_keys, show_key
-from fairlane.operations.metrics import fleet_figures
-from fairlane.operations.queues import overview_beside, show_queue
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.store.postgres import procedures as postgres_procedures
 from fairlane.store.sqlite import procedures as sqlite_procedures
-from tests.store.harness import Database, claim, finish, given_jobs
+from tests.store.harness import Database, claim, finish, given_jobs, operations_on
 
 POLICY = Policy("webhooks", fair=Fair(by="account"), limits=(Concurrency(2, by="account"),))
 ACCOUNTS = ["a", "b", "c"]
@@ -83,25 +80,25 @@ async def test_what_a_page_shows_together_is_of_one_moment(shared_database: Data
     others.waits = False
     for _ in range(2):
         before = others.steps
-        seen, beside = await overview_beside(store, watched)
+        seen, beside = await operations_on(store).overview_beside(watched)
         (queue,), keys = seen.queues, [view for _, view in beside]
         assert sum(each.waiting for each in keys) == queue.ready == seen.totals.ready
         assert sum(each.running for each in keys) == queue.running
         assert sum(each.waiting for each in keys if each.held_by) == queue.held_jobs
         assert queue.figures_as_of == seen.now
-        one = await show_queue(store, "webhooks")
+        one = await operations_on(store).queues.show("webhooks")
         (limit,) = one.limits
         assert limit.held_jobs == one.view.held_jobs
-        page = await list_keys(store, "webhooks")
+        page = await operations_on(store).keys.list("webhooks")
         assert all(each.running == each.gauges[0].used for each in page.keys if each.queue == "webhooks")
         for account in ACCOUNTS:
-            key = await show_key(store, "webhooks", {"account": account})
+            key = await operations_on(store).keys.show("webhooks", {"account": account})
             assert len(key.running) == key.view.running == key.view.gauges[0].used
             assert sum(lane.waiting for lane in key.lanes) == key.view.waiting
             assert sum(lane.running for lane in key.lanes) == key.view.running
             assert [lane.held_by for lane in key.lanes if lane.waiting] == key.view.held_by
             assert any("Concurrency(2, by='account'): 2 of 2" in words for words in key.why) == (key.view.running == 2)
-        figures = await fleet_figures(store, 10)
+        figures = await operations_on(store).metrics(10)
         waiting = {labels[1]: count for labels, count in figures["fairlane_key_waiting_jobs"]}
         assert set(waiting) <= {f"account={each}" for each in ACCOUNTS}, "none are left for others"
         assert figures["fairlane_queue_ready_jobs"] == [(("webhooks",), sum(waiting.values()))]

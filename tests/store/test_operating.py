@@ -9,38 +9,17 @@ from uuid import uuid4
 
 import pytest
 
-from fairlane.clock import ManualClock, as_instant
+from fairlane.clock import ManualClock, as_datetime
 from fairlane.errors import ConfigurationError, InvalidPolicy, UnknownQueue
 from fairlane.job import State
 from fairlane.operations import (
     Change,
     Finding,
-    Intent,
-    apply_policies,
-    boost,
-    cancel_jobs,
-    clear_limit,
-    clear_weight,
     describe_change,
     describe_entry,
     describe_limit,
     describe_policy,
     describe_policy_change,
-    diff_policies,
-    force_jobs,
-    list_audit,
-    list_limits,
-    list_overrides,
-    pause,
-    purge_jobs,
-    replay_jobs,
-    resume,
-    retry_jobs,
-    set_limit,
-    set_weight,
-    show_policies,
-    suspend,
-    unsuspend,
 )
 from fairlane.operations import diagnosis as diagnosis_queues
 from fairlane.policy import Concurrency, Fair, Policy, Rate
@@ -48,7 +27,6 @@ from fairlane.scheduler.settlement import Died
 from fairlane.store import operators, records
 from fairlane.store.protocol import Store
 from tests.store.harness import (
-    MINUTE,
     SECOND,
     WORKER,
     by_key,
@@ -58,6 +36,7 @@ from tests.store.harness import (
     given_jobs,
     ids,
     new_jobs,
+    operations_on,
     serving,
     state_of,
 )
@@ -67,28 +46,30 @@ POLICY = Policy(
     fair=Fair(by="account", charge="count"),
     limits=(Concurrency(5, by="account"), Rate(100, per="1m", by="endpoint"), Concurrency(50)),
 )
-ADA = Intent(actor="ada", reason="an incident")
-DRY = Intent(actor="ada", dry_run=True)
+ADA: dict[str, Any] = {"actor": "ada", "reason": "an incident"}
+DRY: dict[str, Any] = {"actor": "ada", "dry_run": True}
 ACME = {"account": "acme", "endpoint": "api.acme.com"}
 
-Act = Callable[[Store, Intent], Awaitable[Change]]
+OF_ACME: dict[str, Any] = {"keys": {"account": "acme"}}
+
+Act = Callable[[Store, dict[str, Any]], Awaitable[Change]]
 CHANGES: dict[str, Act] = {
-    "pause": lambda store, intent: pause(store, "webhooks", intent),
-    "pause a key": lambda store, intent: pause(store, "webhooks", intent, keys={"account": "acme"}),
-    "pause a task": lambda store, intent: pause(store, "webhooks", intent, task="deliver"),
-    "limit set": lambda store, intent: set_limit(store, "webhooks", "concurrency", 2, intent, keys={"account": "acme"}),
-    "weight set": lambda store, intent: set_weight(store, "webhooks", 3, intent, keys={"account": "acme"}),
-    "boost": lambda store, intent: boost(store, "webhooks", 4, intent, keys={"account": "acme"}),
-    "suspend": lambda store, intent: suspend(store, "webhooks", intent),
+    "pause": lambda store, who: operations_on(store).queues.pause("webhooks", **who),
+    "pause a key": lambda store, who: operations_on(store).queues.pause("webhooks", **OF_ACME, **who),
+    "pause a task": lambda store, who: operations_on(store).queues.pause("webhooks", task="deliver", **who),
+    "limit set": lambda store, who: operations_on(store).limits.set("webhooks", "concurrency", 2, **OF_ACME, **who),
+    "weight set": lambda store, who: operations_on(store).weights.set("webhooks", 3, **OF_ACME, **who),
+    "boost": lambda store, who: operations_on(store).weights.boost("webhooks", 4, **OF_ACME, **who),
+    "suspend": lambda store, who: operations_on(store).queues.suspend("webhooks", **who),
 }
 UNDO: dict[str, Act] = {
-    "pause": lambda store, intent: resume(store, "webhooks", intent),
-    "pause a key": lambda store, intent: resume(store, "webhooks", intent, keys={"account": "acme"}),
-    "pause a task": lambda store, intent: resume(store, "webhooks", intent, task="deliver"),
-    "limit set": lambda store, intent: clear_limit(store, "webhooks", "account", intent, keys={"account": "acme"}),
-    "weight set": lambda store, intent: clear_weight(store, "webhooks", intent, keys={"account": "acme"}),
-    "boost": lambda store, intent: clear_weight(store, "webhooks", intent, keys={"account": "acme"}),
-    "suspend": lambda store, intent: unsuspend(store, "webhooks", intent),
+    "pause": lambda store, who: operations_on(store).queues.resume("webhooks", **who),
+    "pause a key": lambda store, who: operations_on(store).queues.resume("webhooks", **OF_ACME, **who),
+    "pause a task": lambda store, who: operations_on(store).queues.resume("webhooks", task="deliver", **who),
+    "limit set": lambda store, who: operations_on(store).limits.clear("webhooks", "account", **OF_ACME, **who),
+    "weight set": lambda store, who: operations_on(store).weights.clear("webhooks", **OF_ACME, **who),
+    "boost": lambda store, who: operations_on(store).weights.clear("webhooks", **OF_ACME, **who),
+    "suspend": lambda store, who: operations_on(store).queues.unsuspend("webhooks", **who),
 }
 
 
@@ -119,9 +100,9 @@ async def test_o02_a_change_and_its_undoing_are_recorded_with_who_when_what_and_
     assert (done.before, done.remaining) == ((), (override,))
     assert (override.set_by, override.reason, override.set_at) == ("ada", "an incident", clock.now())
     clock.advance("1m")
-    undone = await UNDO[name](store, Intent(actor="bob"))
+    undone = await UNDO[name](store, {"actor": "bob"})
     assert (undone.before, undone.after, undone.remaining) == ((override,), (), ())
-    newest, first = (await list_audit(store, "webhooks")).entries
+    newest, first = (await operations_on(store).audit.list("webhooks")).entries
     assert (first.actor, first.action, first.reason) == ("ada", done.action, "an incident")
     assert (newest.actor, newest.action, newest.at) == ("bob", undone.action, clock.now())
     assert describe_entry(first)["after"] == describe_entry(newest)["before"]
@@ -150,44 +131,44 @@ async def test_ending_what_is_not_set_changes_nothing_and_leaves_no_entry(store:
 
 
 async def test_setting_again_replaces_and_says_what_it_was(store: Store) -> None:
-    await set_limit(store, "webhooks", "concurrency:account", 2, ADA, keys={"account": "acme"})
-    again = await set_limit(store, "webhooks", "concurrency:account", 8, ADA, keys={"account": "acme"})
+    await operations_on(store).limits.set("webhooks", "concurrency:account", 2, keys={"account": "acme"}, **ADA)
+    again = await operations_on(store).limits.set("webhooks", "concurrency:account", 8, keys={"account": "acme"}, **ADA)
     assert [(each.value, other.value) for each, other in zip(again.before, again.after, strict=True)] == [(2, 8)]
     await given_jobs(store, POLICY, ACME, 20)
     assert len(await claim(store, "webhooks", 20)) == 8
 
 
 async def test_what_has_a_time_ends_by_itself(store: Store, clock: ManualClock) -> None:
-    await pause(store, "webhooks", Intent(actor="ada", expires_in=MINUTE))
-    until = as_instant(datetime(2030, 1, 1, 0, 2, tzinfo=UTC))
-    await pause(store, "webhooks", Intent(actor="ada", expires_at=until), keys={"account": "acme"})
+    await operations_on(store).queues.pause("webhooks", actor="ada", expires_in="1m")
+    until = datetime(2030, 1, 1, 0, 2, tzinfo=UTC)
+    await operations_on(store).queues.pause("webhooks", keys={"account": "acme"}, actor="ada", expires_at=until)
     await given_jobs(store, POLICY, ACME, 2)
     await given_jobs(store, POLICY, {"account": "bolt", "endpoint": "x"}, 2)
     assert await claim(store, "webhooks", 9) == []
     clock.advance("1m")
-    (_, stale) = sorted(await list_overrides(store, "webhooks"), key=lambda each: each.no_effect or "")
+    (_, stale) = sorted(await operations_on(store).overrides.list("webhooks"), key=lambda each: each.no_effect or "")
     assert "its time has come" in (stale.no_effect or "")
     assert by_key(await claim(store, "webhooks", 9)) == {"bolt": 2}
     clock.advance("1m")
     assert by_key(await claim(store, "webhooks", 9)) == {"acme": 2}
-    assert await list_overrides(store) == []
+    assert await operations_on(store).overrides.list() == []
 
 
 async def test_a_time_that_has_passed_is_refused_and_nothing_is_set(store: Store, clock: ManualClock) -> None:
     with pytest.raises(ConfigurationError, match="ended already"):
-        await pause(store, "webhooks", Intent(actor="ada", expires_at=clock.now()))
-    assert await list_overrides(store) == []
+        await operations_on(store).queues.pause("webhooks", actor="ada", expires_at=as_datetime(clock.now()))
+    assert await operations_on(store).overrides.list() == []
 
 
 async def test_an_unknown_queue_is_named_with_the_one_that_was_meant(store: Store) -> None:
     with pytest.raises(UnknownQueue, match="did you mean 'webhooks'"):
-        await pause(store, "webhook", ADA)
+        await operations_on(store).queues.pause("webhook", **ADA)
 
 
 async def test_limits_are_listed_with_what_is_declared_what_is_in_force_and_who_set_it(store: Store) -> None:
-    await set_limit(store, "webhooks", "account", 7, ADA, keys={"account": 42})
-    await set_limit(store, "webhooks", "concurrency", 40, ADA)
-    rows = {(each.name, each.scope): each for each in await list_limits(store, "webhooks")}
+    await operations_on(store).limits.set("webhooks", "account", 7, keys={"account": 42}, **ADA)
+    await operations_on(store).limits.set("webhooks", "concurrency", 40, **ADA)
+    rows = {(each.name, each.scope): each for each in await operations_on(store).limits.list("webhooks")}
     assert {key: (repr(each.declared), repr(each.in_force)) for key, each in rows.items()} == {
         ("concurrency:account", ()): ("Concurrency(5, by='account')", "Concurrency(5, by='account')"),
         ("concurrency:account", (("account", "42"),)): (
@@ -199,22 +180,24 @@ async def test_limits_are_listed_with_what_is_declared_what_is_in_force_and_who_
     }
     described = describe_limit(rows["concurrency:account", (("account", "42"),)])
     assert (described["in_force"]["max"], described["override"]["set_by"]) == (7, "ada")
-    await suspend(store, "webhooks", ADA)
-    assert all(each.is_suspended for each in await list_limits(store, "webhooks"))
-    found = {each.override.kind: each.no_effect for each in await list_overrides(store, "webhooks")}
+    await operations_on(store).queues.suspend("webhooks", **ADA)
+    assert all(each.is_suspended for each in await operations_on(store).limits.list("webhooks"))
+    found = {each.override.kind: each.no_effect for each in await operations_on(store).overrides.list("webhooks")}
     assert found == {"limit": "every limit of the queue is suspended", "suspend": None}
 
 
 async def test_an_override_whose_limit_is_gone_says_so_and_can_still_be_cleared(store: Store) -> None:
-    await set_limit(store, "webhooks", "account", 7, ADA, keys={"account": "acme"})
+    await operations_on(store).limits.set("webhooks", "account", 7, keys={"account": "acme"}, **ADA)
     bare = Policy("webhooks", fair=POLICY.fair, keys=("account", "endpoint"))
-    (change,) = await apply_policies(store, {"webhooks": bare}, DRY)
+    (change,) = await operations_on(store, {"webhooks": bare}).policies.apply(**DRY)
     assert [each.override.describe() for each in change.without_place] == ["concurrency:account is 7 for account=acme"]
-    (change,) = await apply_policies(store, {"webhooks": bare}, ADA)
+    (change,) = await operations_on(store, {"webhooks": bare}).policies.apply(**ADA)
     assert [each.override.limit for each in change.without_place] == ["concurrency:account"]
-    (listed,) = await list_overrides(store, "webhooks")
+    (listed,) = await operations_on(store).overrides.list("webhooks")
     assert "has no limit named 'concurrency:account'" in (listed.no_effect or "")
-    cleared = await clear_limit(store, "webhooks", "concurrency:account", ADA, keys={"account": "acme"})
+    cleared = await operations_on(store).limits.clear(
+        "webhooks", "concurrency:account", keys={"account": "acme"}, **ADA
+    )
     assert len(cleared.before) == 1
 
 
@@ -223,7 +206,7 @@ async def test_policies_are_shown_compared_and_applied(store: Store) -> None:
         "webhooks", fair=POLICY.fair, limits=(Concurrency(9, by="account"), Concurrency(50), Rate(1, per="1s"))
     )
     declared = {"webhooks": other, "email": Policy("email")}
-    email, webhooks = await show_policies(store, declared)
+    email, webhooks = await operations_on(store, declared).policies.show()
     assert (email.policy, email.is_drift, describe_policy(email)["version"]) == (None, True, 0)
     assert [each.describe() for each in webhooks.drift] == [
         "concurrency:account: Concurrency(5, by='account') becomes Concurrency(9, by='account')",
@@ -231,65 +214,65 @@ async def test_policies_are_shown_compared_and_applied(store: Store) -> None:
         "rate/1s:: Rate(1, per='1s', burst=1) is added",
     ]
     before = await state_of_queue(store)
-    would = await apply_policies(store, declared, DRY)
+    would = await operations_on(store, declared).policies.apply(**DRY)
     assert [(each.queue, each.is_changed, each.version) for each in would] == [
         ("webhooks", True, 1),
         ("email", True, 0),
     ]
     assert await state_of_queue(store) == before
     assert await store.run(records.queues()) == ["webhooks"]
-    done = await apply_policies(store, declared, ADA, ["webhooks"])
+    done = await operations_on(store, declared).policies.apply(["webhooks"], **ADA)
     assert [(each.is_changed, each.version) for each in done] == [(True, 2)]
     assert describe_policy_change(done[0])["changes"][0]["part"] == "concurrency:account"
-    (entry,) = (await list_audit(store)).entries
+    (entry,) = (await operations_on(store).audit.list()).entries
     assert (entry.actor, entry.action, entry.reason) == ("ada", "policy apply", "an incident")
-    await apply_policies(store, declared, ADA, ["email"])
-    (first,) = (await list_audit(store, "email")).entries
+    await operations_on(store, declared).policies.apply(["email"], **ADA)
+    (first,) = (await operations_on(store).audit.list("email")).entries
     assert (first.target, first.before, describe_entry(first)["after"]["queue"]) == ("version 1", None, "email")
-    (same,) = await diff_policies(store, {"webhooks": other})
+    (same,) = await operations_on(store, {"webhooks": other}).policies.diff()
     assert (same.is_drift, same.drift) == (False, ())
-    (again,) = await apply_policies(store, {"webhooks": other}, ADA)
+    (again,) = await operations_on(store, {"webhooks": other}).policies.apply(**ADA)
     assert (again.is_changed, again.version) == (False, 2)
     with pytest.raises(UnknownQueue, match="declares no queue 'emial'"):
-        await diff_policies(store, declared, ["emial"])
+        await operations_on(store, declared).policies.diff(["emial"])
 
 
 async def test_a_policy_that_waiting_jobs_lack_a_key_for_says_which_and_needs_consent(store: Store) -> None:
     await given_jobs(store, POLICY, ACME, 3)
     other = {"webhooks": Policy("webhooks", fair=POLICY.fair, limits=(Concurrency(1, by="region"),))}
-    (would,) = await apply_policies(store, other, DRY)
+    (would,) = await operations_on(store, other).policies.apply(**DRY)
     assert would.new_keys == ("region",)
     with pytest.raises(InvalidPolicy, match="3 waiting jobs do not carry the key 'region'"):
-        await apply_policies(store, other, ADA)
-    (done,) = await apply_policies(store, other, ADA, accept_missing_keys=True)
+        await operations_on(store, other).policies.apply(**ADA)
+    (done,) = await operations_on(store, other).policies.apply(accept_missing_keys=True, **ADA)
     assert done.is_changed
 
 
 async def test_the_audit_is_listed_page_by_page(store: Store) -> None:
     for number in range(5):
-        await set_limit(store, "webhooks", "concurrency", 10 + number, ADA)
-    first = await list_audit(store, limit=3)
-    rest = await list_audit(store, limit=3, before=first.before)
+        await operations_on(store).limits.set("webhooks", "concurrency", 10 + number, **ADA)
+    first = await operations_on(store).audit.list(limit=3)
+    rest = await operations_on(store).audit.list(limit=3, before=first.before)
     told = [describe_entry(each)["after"][0]["value"] for each in (*first.entries, *rest.entries)]
     assert told == [14, 13, 12, 11, 10]
     assert rest.before is None
-    assert (await list_audit(store, "email")).entries == ()
+    assert (await operations_on(store).audit.list("email")).entries == ()
     with pytest.raises(ConfigurationError, match="limit=0"):
-        await list_audit(store, limit=0)
+        await operations_on(store).audit.list(limit=0)
 
 
 async def test_o02_every_action_on_jobs_is_recorded_in_its_own_transaction(store: Store) -> None:
     (later,) = await given_jobs(store, POLICY, ACME, delay=SECOND)
-    assert (await force_jobs(store, [later], actor="ada", dry_run=True)).is_dry_run
-    assert (await list_audit(store)).entries == ()
-    await retry_jobs(store, [later], actor="ada", reason="now")
+    assert (await operations_on(store).jobs.force([later], actor="ada", dry_run=True)).is_dry_run
+    assert (await operations_on(store).audit.list()).entries == ()
+    await operations_on(store).jobs.retry([later], actor="ada", reason="now")
     await finish(store, await claim(store, "webhooks", 1), Died("over"))
-    await replay_jobs(store, [later], actor="ada")
-    await force_jobs(store, [later], actor="ada")
-    await cancel_jobs(store, [later], actor="ada", reason="no more")
-    await cancel_jobs(store, [later, uuid4()], actor="ada")
-    await purge_jobs(store, [later], actor="ada")
-    entries = (await list_audit(store)).entries
+    await operations_on(store).jobs.replay([later], actor="ada")
+    await operations_on(store).jobs.force([later], actor="ada")
+    await operations_on(store).jobs.cancel([later], actor="ada", reason="no more")
+    await operations_on(store).jobs.cancel([later, uuid4()], actor="ada")
+    await operations_on(store).jobs.purge([later], actor="ada")
+    entries = (await operations_on(store).audit.list()).entries
     assert [each.action for each in entries] == ["purge", "cancel", "force", "replay", "retry"]
     assert [each.reason for each in entries] == ["", "no more", "", "", "now"]
     assert {each.queue for each in entries} == {"webhooks"}
@@ -300,15 +283,15 @@ async def test_a_cancel_of_what_runs_is_recorded_and_one_without_a_note_is_not(s
     first, second = await given_jobs(store, POLICY, ACME, 2)
     await claim(store, "webhooks", 2)
     assert await store.cancel(first) is State.RUNNING
-    await cancel_jobs(store, [second], actor="ada")
-    (entry,) = (await list_audit(store)).entries
+    await operations_on(store).jobs.cancel([second], actor="ada")
+    (entry,) = (await operations_on(store).audit.list()).entries
     assert describe_entry(entry)["before"] == {str(second): "running"}
 
 
 async def test_a_forced_job_starts_although_its_key_is_paused(store: Store) -> None:
     jobs = await given_jobs(store, POLICY, ACME, 3)
-    await pause(store, "webhooks", ADA, keys={"account": "acme"})
-    report = await force_jobs(store, [jobs[1], jobs[1]], actor="ada")
+    await operations_on(store).queues.pause("webhooks", keys={"account": "acme"}, **ADA)
+    report = await operations_on(store).jobs.force([jobs[1], jobs[1]], actor="ada")
     assert [each.job for each in report.done] == [jobs[1]]
     assert ids(await claim(store, "webhooks", 9)) == [jobs[1]]
     assert await state_of(store, jobs[0]) is State.READY
@@ -351,9 +334,9 @@ async def test_a19_the_doctor_reports_a_named_key_that_no_job_carries(store: Sto
     )
     await store.declare(named)
     await given_jobs(store, named, {"account": "acme"}, 1)
-    await set_limit(store, "webhooks", "account", 1, ADA, keys={"account": "bolt"})
-    await pause(store, "webhooks", ADA, keys={"endpoint": "x"})
-    await pause(store, "webhooks", ADA, task="deliver")
+    await operations_on(store).limits.set("webhooks", "account", 1, keys={"account": "bolt"}, **ADA)
+    await operations_on(store).queues.pause("webhooks", keys={"endpoint": "x"}, **ADA)
+    await operations_on(store).queues.pause("webhooks", task="deliver", **ADA)
     await given_jobs(store, POLICY, ACME, 1)
     found = [each for each in await diagnosed(store) if each.check == "key that no job carries"]
     assert [each.message.partition(", and")[0] for each in found] == [
@@ -369,14 +352,14 @@ async def test_a_key_is_known_from_its_flow_when_its_jobs_are_gone(store: Store)
     jobs = await given_jobs(store, POLICY, ACME, 1)
     await finish(store, await claim(store, "webhooks", 1))
     await store.run(operators.purge(jobs))
-    await boost(store, "webhooks", 2, ADA, keys={"account": "acme"})
-    await set_limit(store, "webhooks", "rate", 2, ADA, keys={"endpoint": "api.acme.com"})
+    await operations_on(store).weights.boost("webhooks", 2, keys={"account": "acme"}, **ADA)
+    await operations_on(store).limits.set("webhooks", "rate", 2, keys={"endpoint": "api.acme.com"}, **ADA)
     assert await diagnosed(store) == []
 
 
 async def test_the_doctor_reports_an_override_without_effect_once(store: Store) -> None:
-    await set_limit(store, "webhooks", "account", 1, ADA, keys={"account": "bolt"})
-    await apply_policies(store, {"webhooks": Policy("webhooks")}, ADA)
+    await operations_on(store).limits.set("webhooks", "account", 1, keys={"account": "bolt"}, **ADA)
+    await operations_on(store, {"webhooks": Policy("webhooks")}).policies.apply(**ADA)
     (finding,) = await diagnosed(store)
     assert finding.check == "override without effect"
     assert "has no limit named" in finding.message
@@ -385,20 +368,20 @@ async def test_the_doctor_reports_an_override_without_effect_once(store: Store) 
 async def test_what_an_operator_has_suspended_or_paused_by_priority_is_nothing_wrong(store: Store) -> None:
     await given_jobs(store, POLICY, ACME, 1)
     await claim(store, "webhooks", 1)
-    await set_limit(store, "webhooks", "account", 1, ADA, keys={"account": "acme"})
-    await suspend(store, "webhooks", ADA)
-    await pause(store, "webhooks", ADA, keys={"priority": 50})
+    await operations_on(store).limits.set("webhooks", "account", 1, keys={"account": "acme"}, **ADA)
+    await operations_on(store).queues.suspend("webhooks", **ADA)
+    await operations_on(store).queues.pause("webhooks", keys={"priority": 50}, **ADA)
     assert await diagnosed(store) == []
 
 
 async def test_the_doctor_says_that_no_worker_serves_a_queue_where_jobs_wait(store: Store, clock: ManualClock) -> None:
     await given_jobs(store, POLICY, ACME, 1)
     assert checks(await diagnosed(store)) == ["no worker"]
-    await pause(store, "webhooks", ADA)
+    await operations_on(store).queues.pause("webhooks", **ADA)
     assert await claim(store, "webhooks", 1) == []
     assert await diagnosed(store) == []
-    await resume(store, "webhooks", ADA)
-    await pause(store, "webhooks", ADA, keys={"account": "acme"})
+    await operations_on(store).queues.resume("webhooks", **ADA)
+    await operations_on(store).queues.pause("webhooks", keys={"account": "acme"}, **ADA)
     await serving(store, clock, "webhooks")
     assert await diagnosed(store) == []
     await store.run(records.report(WORKER.id, None))
@@ -419,8 +402,8 @@ async def test_a_dry_run_of_a_policy_is_refused_where_applying_it_would_be(store
     await claim(store, "orders", 1)
     other = Policy("orders", limits=(Concurrency(5, by="region"),))
     with pytest.raises(InvalidPolicy, match="2 waiting jobs do not carry the key 'region'"):
-        await apply_policies(store, {"orders": other}, DRY)
-    (change,) = await apply_policies(store, {"orders": other}, DRY, accept_missing_keys=True)
+        await operations_on(store, {"orders": other}).policies.apply(**DRY)
+    (change,) = await operations_on(store, {"orders": other}).policies.apply(accept_missing_keys=True, **DRY)
     assert change.is_dry_run
 
 
@@ -428,8 +411,8 @@ async def test_a_task_can_be_paused_by_the_last_part_of_its_name(store: Store, c
     policy = Policy("orders")
     await store.declare(policy)
     await store.enqueue(new_jobs(policy, task="shop.deliver"))
-    change = await pause(store, "orders", Intent(actor="ada"), task="deliver")
+    change = await operations_on(store).queues.pause("orders", task="deliver", actor="ada")
     assert change.after[0].scope == (("task", "shop.deliver"),)
     assert await claim(store, "orders", 5) == []
-    await resume(store, "orders", Intent(actor="ada"), task="deliver")
+    await operations_on(store).queues.resume("orders", task="deliver", actor="ada")
     assert len(await claim(store, "orders", 5)) == 1

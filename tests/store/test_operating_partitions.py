@@ -12,7 +12,7 @@ import pytest
 from fairlane import App, Concurrency, Fair, State
 from fairlane.clock import Instant, ManualClock
 from fairlane.errors import StoreUnavailable
-from fairlane.operations import JobFilter, list_jobs, plan_partitions
+from fairlane.operations import JobFilter
 from fairlane.policy import Policy
 from fairlane.policy.overrides import Kind, Override
 from fairlane.policy.partitions import begun, partition_for
@@ -22,7 +22,7 @@ from fairlane.store import policies, repartition
 from fairlane.store.audit import Note
 from fairlane.store.repartition import advance
 from tests.store.by_hand import url_of
-from tests.store.harness import Database, diagnosed
+from tests.store.harness import Database, diagnosed, operations_on, planned
 
 PARTITIONS = ("email", "email__p1", "email__p2")
 ACCOUNTS = [f"account-{n}" for n in range(12)]
@@ -63,22 +63,22 @@ async def mail(database: Database, clock: ManualClock, stack: AsyncExitStack) ->
 
 async def test_a_pause_of_the_queue_holds_in_every_partition(mail: Mail) -> None:
     """O01."""
-    change = await mail.app.operations.pause("email")
+    change = await mail.app.operations.queues.pause("email")
     assert change.queue == "email"
     assert len(change.after) == 1
     await mail.fill()
     assert await mail.startable() == set()
-    await mail.app.operations.resume("email")
+    await mail.app.operations.queues.resume("email")
     assert await mail.startable() == set(ACCOUNTS)
 
 
 async def test_a_pause_of_a_key_or_a_task_holds_wherever_it_is(mail: Mail) -> None:
     await mail.fill()
-    await mail.app.operations.pause("email", keys={"account": "account-3"})
+    await mail.app.operations.queues.pause("email", keys={"account": "account-3"})
     assert await mail.startable() == set(ACCOUNTS) - {"account-3"}
-    await mail.app.operations.pause("email", task="send")
+    await mail.app.operations.queues.pause("email", task="send")
     assert await mail.startable() == set()
-    assert {each.queue for each in await mail.app.operations.list_overrides()} == {"email"}
+    assert {each.queue for each in await mail.app.operations.overrides.list()} == {"email"}
 
 
 @pytest.mark.parametrize("action", ["pause", "suspend"])
@@ -89,11 +89,11 @@ async def test_an_action_on_all_partitions_is_recorded_once(
     mail = Mail(database, clock, 3)
     await stack.enter_async_context(mail.app)
     await mail.fill(1)
-    act = getattr(mail.app.operations, action)
+    act = getattr(mail.app.operations.queues, action)
     await act("email__p1", actor="bob")
     await act("email", actor="ada", reason="an incident")
     assert await overrides_by_partition(mail) == {name: [(action, "ada")] for name in PARTITIONS}
-    whole, single = (await mail.app.operations.list_audit()).entries
+    whole, single = (await mail.app.operations.audit.list()).entries
     assert (whole.actor, whole.action, whole.queue, whole.reason) == ("ada", action, "email", "an incident")
     assert (single.actor, single.queue) == ("bob", "email__p1")
     assert whole.target == single.target
@@ -117,10 +117,10 @@ async def test_an_action_that_fails_in_one_partition_changes_none(
     amended: list[str] = []
     monkeypatch.setattr(policies, "carried_gates", fail_in_the_second)
     with pytest.raises((ConnectionResetError, StoreUnavailable)):
-        await mail.app.operations.pause("email")
+        await mail.app.operations.queues.pause("email")
     assert amended == ["email", "email__p1"]
     assert await overrides_by_partition(mail) == {name: [] for name in PARTITIONS}
-    assert (await mail.app.operations.list_audit()).entries == ()
+    assert (await mail.app.operations.audit.list()).entries == ()
     monkeypatch.undo()
     assert await mail.startable() == set(ACCOUNTS)
 
@@ -157,14 +157,14 @@ async def overrides_by_partition(mail: Mail) -> dict[str, list[tuple[str, str]]]
 async def test_a_dry_run_changes_no_partition(mail: Mail) -> None:
     """O13."""
     await mail.fill()
-    await mail.app.operations.pause("email", dry_run=True)
+    await mail.app.operations.queues.pause("email", dry_run=True)
     assert await mail.startable() == set(ACCOUNTS)
 
 
 async def test_a_limit_of_one_key_is_changed_where_it_lives(mail: Mail) -> None:
     await mail.fill()
     for account in ACCOUNTS[:3]:
-        await mail.app.operations.set_limit("email", "concurrency:account", 1, keys={"account": account})
+        await mail.app.operations.limits.set("email", "concurrency:account", 1, keys={"account": account})
     claims = await mail.queue.claim(1_000)
     held = [claim.keys["account"] for claim in claims]
     assert [held.count(account) for account in ACCOUNTS] == [1] * 3 + [2] * 9
@@ -173,15 +173,15 @@ async def test_a_limit_of_one_key_is_changed_where_it_lives(mail: Mail) -> None:
 async def test_a_limit_that_crosses_partitions_is_changed_for_all_of_them(mail: Mail) -> None:
     await mail.fill(6)
     crossing = "concurrency:@email__concurrency"
-    await mail.app.operations.set_limit("email", crossing, 5)
+    await mail.app.operations.limits.set("email", crossing, 5)
     claims = await mail.queue.claim(1_000)
     assert len(claims) == 5
     assert await mail.queue.claim(1_000) == []
-    await mail.app.operations.set_limit("email", crossing, 7)
+    await mail.app.operations.limits.set("email", crossing, 7)
     assert len(await mail.queue.claim(1_000)) == 2
     await mail.queue.ack(claims)
     assert len(await mail.queue.claim(1_000)) == 5
-    await mail.app.operations.clear_limit("email", crossing)
+    await mail.app.operations.limits.clear("email", crossing)
     assert len(await mail.queue.claim(1_000)) == 17, "two of each account run then"
 
 
@@ -197,11 +197,11 @@ async def test_a_number_of_a_limit_that_crosses_partitions_wakes_whoever_waits_f
     async def send(account: str, region: str) -> None: ...
 
     await stack.enter_async_context(app)
-    (limit,) = await app.operations.list_limits("email")
+    (limit,) = await app.operations.limits.list("email")
     await app.enqueue_many([send.call(f"account-{n}", "eu") for n in range(6)])
-    await app.operations.set_limit("email", limit.name, 0, keys={"region": "eu"})
+    await app.operations.limits.set("email", limit.name, 0, keys={"region": "eu"})
     assert await queue.claim(9) == []
-    await app.operations.clear_limit("email", limit.name, keys={"region": "eu"})
+    await app.operations.limits.clear("email", limit.name, keys={"region": "eu"})
     assert sum([len(await queue.claim(9)) for _ in range(3)]) == 3
 
 
@@ -212,23 +212,23 @@ async def test_listings_bring_the_jobs_of_all_partitions_in_order(mail: Mail) ->
     found: list[Any] = []
     after = None
     while True:
-        page = await list_jobs(store, JobFilter(queue="email"), 5, after)
+        page = await operations_on(store).jobs.list(JobFilter(queue="email"), 5, after)
         found += [job.id for job in page.jobs]
         after = page.after
         if after is None:
             break
     assert found == sorted((job.id for job in stored), reverse=True)
     claims = await mail.queue.claim(1_000)
-    running = await list_jobs(store, JobFilter(queue="email", state=State.RUNNING), 1_000)
+    running = await operations_on(store).jobs.list(JobFilter(queue="email", state=State.RUNNING), 1_000)
     assert {job.id for job in running.jobs} == {claim.id for claim in claims}
     await mail.queue.ack(claims)
-    done = await list_jobs(store, JobFilter(queue="email", state=State.DONE), 1_000)
+    done = await operations_on(store).jobs.list(JobFilter(queue="email", state=State.DONE), 1_000)
     assert {job.id for job in done.jobs} == {claim.id for claim in claims}
 
 
 async def test_bulk_actions_reach_all_partitions(mail: Mail) -> None:
     await mail.fill()
-    report = await mail.app.operations.cancel_jobs(JobFilter(queue="email"))
+    report = await mail.app.operations.jobs.cancel(JobFilter(queue="email"))
     assert len(report.done) == 36
     assert await mail.startable() == set()
 
@@ -239,7 +239,7 @@ async def test_a_key_is_explained_in_its_partition_and_the_queue_as_a_whole(mail
     told = await mail.queue.explain(account="account-5")
     assert told.subject.queue == "email"
     assert "concurrency" in [str(reason) for reason in told.reasons]
-    await mail.app.operations.pause("email")
+    await mail.app.operations.queues.pause("email")
     told = await mail.queue.explain()
     assert told.subject.queue == "email"
     assert [str(reason) for reason in told.reasons].count("paused") == 1
@@ -254,8 +254,8 @@ async def test_what_would_start_next_comes_from_all_partitions(mail: Mail) -> No
 
 
 async def test_policies_are_shown_once_and_applied_everywhere(mail: Mail) -> None:
-    assert [each.queue for each in await mail.app.operations.show_policies()] == ["email"]
-    changes = await mail.app.operations.apply_policies(["email"])
+    assert [each.queue for each in await mail.app.operations.policies.show()] == ["email"]
+    changes = await mail.app.operations.policies.apply(["email"])
     assert [change.queue for change in changes] == ["email", "email__p1", "email__p2", "email__p3"]
 
 
@@ -277,7 +277,7 @@ async def test_the_doctor_reports_a_wrong_width_and_an_unfinished_change(
     moving = [account for account in accounts if partition_for(account, 4) != partition_for(account, 8)]
     assert moving
 
-    plan = await plan_partitions(store, "email", 8)
+    plan = await planned(store, "email", 8)
     assert plan.running == len(moving)
     found = await store.policy("email")
     assert found is not None
@@ -291,10 +291,10 @@ async def test_the_doctor_reports_a_wrong_width_and_an_unfinished_change(
 async def test_the_doctor_looks_for_a_key_in_all_partitions(mail: Mail) -> None:
     store = await mail.app.opened()
     for account in ACCOUNTS:
-        await mail.app.operations.pause("email", keys={"account": account})
+        await mail.app.operations.queues.pause("email", keys={"account": account})
     await mail.fill(1)
     unknown = "key that no job carries"
     assert unknown not in [each.check for each in await diagnosed(store)]
-    await mail.app.operations.pause("email", keys={"account": "nobody"})
+    await mail.app.operations.queues.pause("email", keys={"account": "nobody"})
     found = [each.queue for each in await diagnosed(store) if each.check == unknown]
     assert found == ["email"]

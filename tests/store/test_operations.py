@@ -12,21 +12,15 @@ from fairlane.clock import ManualClock
 from fairlane.errors import ConfigurationError, JobNotFound
 from fairlane.job import State
 from fairlane.operations import (
-    cancel_jobs,
     describe_attempt,
     describe_job,
-    list_jobs,
-    purge_jobs,
-    replay_jobs,
-    retry_jobs,
-    show_job,
 )
 from fairlane.policy import Policy
 from fairlane.policy.unique import OnReplayConflict, Unique, unique_key
 from fairlane.scheduler.settlement import Died, Done, Failed
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
-from tests.store.harness import SECOND, claim, finish, given_jobs, ids, new_jobs, state_of
+from tests.store.harness import SECOND, claim, finish, given_jobs, ids, new_jobs, operations_on, state_of
 
 PLAIN = Policy("webhooks")
 DEAD = JobFilter(state=State.DEAD)
@@ -59,8 +53,8 @@ async def dead_job(store: Store, unique: Unique) -> UUID:
 
 async def test_a_list_is_as_long_as_asked_for_and_says_where_to_go_on(store: Store) -> None:
     jobs = await given_jobs(store, PLAIN, count=7)
-    first = await list_jobs(store, JobFilter(), 5)
-    rest = await list_jobs(store, JobFilter(), 5, first.after)
+    first = await operations_on(store).jobs.list(JobFilter(), 5)
+    rest = await operations_on(store).jobs.list(JobFilter(), 5, first.after)
     assert [each.id for each in (*first.jobs, *rest.jobs)] == jobs[::-1]
     assert rest.after is None
 
@@ -74,18 +68,18 @@ async def test_a_job_is_shown_with_its_call_and_its_attempts(store: Store, paylo
     (job,) = new_jobs(PLAIN, payload=payload)
     await store.enqueue([job])
     await finish(store, await claim(store, PLAIN.queue), Failed("ValueError: boom\n\n  File x, line 1", SECOND))
-    details = await show_job(store, job.id)
+    details = await operations_on(store).jobs.show(job.id)
     assert details.call == call
     assert [each.error for each in details.attempts] == ["ValueError: boom\n\n  File x, line 1"]
     assert describe_job(details.record)["state"] == "scheduled"
     assert describe_attempt(details.attempts[0])["claimed_at"] == "2030-01-01T00:00:00+00:00"
     with pytest.raises(JobNotFound):
-        await show_job(store, uuid4())
+        await operations_on(store).jobs.show(uuid4())
 
 
 async def test_a_dry_run_says_what_would_be_touched_and_changes_nothing(store: Store) -> None:
     jobs = await dead_jobs(store, 14)
-    report = await replay_jobs(store, DEAD, limit=12, dry_run=True, actor="ada")
+    report = await operations_on(store).jobs.replay(DEAD, limit=12, dry_run=True, actor="ada")
     assert (len(report.done), report.is_dry_run, report.more) == (12, True, True)
     assert len(report.sample) == 10
     assert {each.id for each in report.sample} <= set(jobs)
@@ -95,10 +89,10 @@ async def test_a_dry_run_says_what_would_be_touched_and_changes_nothing(store: S
 async def test_a_bulk_action_works_in_batches_and_is_bounded(store: Store) -> None:
     jobs = await dead_jobs(store, 11)
     said: list[int] = []
-    report = await replay_jobs(store, DEAD, limit=9, on_progress=said.append, actor="ada")
+    report = await operations_on(store).jobs.replay(DEAD, limit=9, on_progress=said.append, actor="ada")
     assert (len(report.done), report.skipped, report.more) == (9, (), True)
     assert said == [4, 8, 9]
-    rest = await replay_jobs(store, DEAD, actor="ada")
+    rest = await operations_on(store).jobs.replay(DEAD, actor="ada")
     assert (len(rest.done), rest.more) == (2, False)
     assert sorted(ids(await claim(store, PLAIN.queue, 20))) == jobs
 
@@ -114,8 +108,8 @@ async def test_of_many_dead_jobs_of_one_key_one_comes_back_however_many_batches_
         clock.advance("2h")
         dead.append(await dead_job(store, unique))
     wanted = dead if is_named else DEAD
-    foreseen = await replay_jobs(store, wanted, on_conflict=on_conflict, dry_run=True, actor="ada")
-    report = await replay_jobs(store, wanted, on_conflict=on_conflict, actor="ada")
+    foreseen = await operations_on(store).jobs.replay(wanted, on_conflict=on_conflict, dry_run=True, actor="ada")
+    report = await operations_on(store).jobs.replay(wanted, on_conflict=on_conflict, actor="ada")
     for each in (foreseen, report):
         assert (len(each.done), each.held) == (1, 8)
     assert ids(await claim(store, PLAIN.queue, 20)) == [report.done[0].job]
@@ -135,13 +129,13 @@ async def test_jobs_named_one_by_one_are_reported_one_by_one(store: Store) -> No
     (ready,) = await given_jobs(store, PLAIN)
     gone = uuid4()
     for dry_run in (True, False):
-        report = await replay_jobs(store, [*jobs, ready, gone, gone], dry_run=dry_run, actor="ada")
+        report = await operations_on(store).jobs.replay([*jobs, ready, gone, gone], dry_run=dry_run, actor="ada")
         assert sorted(each.job for each in report.done) == jobs
         reasons = {each.job: each.skipped or "" for each in report.skipped}
         assert "it is ready" in reasons[ready]
         assert "no such job" in reasons[gone]
         assert len(report.skipped) == 2
-    assert (await replay_jobs(store, [*jobs, ready], limit=2, actor="ada")).more is True
+    assert (await operations_on(store).jobs.replay([*jobs, ready], limit=2, actor="ada")).more is True
 
 
 async def test_a_filter_without_a_state_means_what_the_action_is_for(store: Store, clock: ManualClock) -> None:
@@ -154,42 +148,42 @@ async def test_a_filter_without_a_state_means_what_the_action_is_for(store: Stor
     (ready,) = await given_jobs(store, PLAIN)
 
     async def touched(action: str, wanted: JobFilter) -> set[UUID]:
-        report = await getattr(operations, action)(store, wanted, actor="ada", dry_run=True)
+        report = await getattr(operations_on(store).jobs, action)(wanted, actor="ada", dry_run=True)
         return {each.job for each in report.done}
 
     everything = JobFilter(queue=PLAIN.queue)
-    assert await touched("replay_jobs", everything) == set(dead)
-    assert await touched("purge_jobs", everything) == set(dead)
-    assert await touched("purge_jobs", JobFilter(state=State.DONE)) == {done}
-    assert await touched("retry_jobs", everything) == {later}
-    assert await touched("cancel_jobs", everything) == {later, running, ready}
+    assert await touched("replay", everything) == set(dead)
+    assert await touched("purge", everything) == set(dead)
+    assert await touched("purge", JobFilter(state=State.DONE)) == {done}
+    assert await touched("retry", everything) == {later}
+    assert await touched("cancel", everything) == {later, running, ready}
     with pytest.raises(ConfigurationError, match="ready jobs cannot be replayed; possible are: dead, cancelled"):
-        await replay_jobs(store, JobFilter(state=State.READY), actor="ada")
+        await operations_on(store).jobs.replay(JobFilter(state=State.READY), actor="ada")
 
 
 async def test_cancelling_many_cancels_what_waits_and_asks_what_runs(store: Store) -> None:
     running, *waiting = await given_jobs(store, PLAIN, count=6)
     await claim(store, PLAIN.queue)
-    report = await cancel_jobs(store, JobFilter(), actor="ada")
+    report = await operations_on(store).jobs.cancel(JobFilter(), actor="ada")
     assert {each.job: each.was for each in report.done} == {running: State.RUNNING} | dict.fromkeys(
         waiting, State.READY
     )
     assert {await state_of(store, job) for job in waiting} == {State.CANCELLED}
     assert (await store.job(running)).cancel_requested
-    again = await cancel_jobs(store, waiting, actor="ada")
+    again = await operations_on(store).jobs.cancel(waiting, actor="ada")
     assert (again.done, len(again.skipped)) == ((), 5)
 
 
 async def test_purging_and_hurrying_many(store: Store) -> None:
     jobs = await dead_jobs(store, 6)
     later = await given_jobs(store, PLAIN, count=6, delay=3_600 * SECOND)
-    assert len((await purge_jobs(store, DEAD, actor="ada")).done) == 6
-    assert (await list_jobs(store, DEAD)).jobs == []
-    assert len((await retry_jobs(store, JobFilter(), actor="ada")).done) == 6
+    assert len((await operations_on(store).jobs.purge(DEAD, actor="ada")).done) == 6
+    assert (await operations_on(store).jobs.list(DEAD)).jobs == []
+    assert len((await operations_on(store).jobs.retry(JobFilter(), actor="ada")).done) == 6
     assert sorted(ids(await claim(store, PLAIN.queue, 20))) == later
     assert jobs
 
 
 async def test_a_limit_that_leaves_nothing_is_refused(store: Store) -> None:
     with pytest.raises(ConfigurationError, match="limit=0"):
-        await replay_jobs(store, DEAD, limit=0, actor="ada")
+        await operations_on(store).jobs.replay(DEAD, limit=0, actor="ada")

@@ -315,9 +315,9 @@ async def test_a_program_that_divides_by_another_key_is_told_a_way_that_is_not_r
         f"declare it as it is, or change the queue: {way}"
     ]
     with pytest.raises(ConfigurationError, match="let it be one queue in between"):
-        await other.operations.change_partitions("email", 4, reason="as declared")
-    await other.operations.change_partitions("email", 1, reason="in between")
-    changed = await other.operations.change_partitions("email", 4, by=["endpoint"], reason="as declared")
+        await other.operations.partitions.change("email", 4, reason="as declared")
+    await other.operations.partitions.change("email", 1, reason="in between")
+    changed = await other.operations.partitions.change("email", 4, by=["endpoint"], reason="as declared")
     assert changed.plan.by == ("endpoint",)
 
 
@@ -335,7 +335,7 @@ async def test_a_declaration_that_cannot_hold_in_the_stored_partitions_leaves_wh
     assert found.policy.limits == tuple(limits)
     assert any("differs from the one declared here" in each.getMessage() for each in caplog.records)
     with pytest.raises(InvalidPolicy, match=r"has 4 partitions by account.*fairlane partition email --to 1"):
-        await other.app.operations.apply_policies()
+        await other.app.operations.policies.apply()
 
 
 async def test_applying_a_policy_leaves_the_number_of_partitions_as_it_is(
@@ -344,9 +344,9 @@ async def test_applying_a_policy_leaves_the_number_of_partitions_as_it_is(
     await stack.enter_async_context(Mail(shared_database, clock, limits=[Concurrency(1, by="account")]).app)
     other = Mail(shared_database, clock, 8, limits=[Concurrency(2, by="account"), Concurrency(9)])
     await stack.enter_async_context(other.app)
-    changes = await other.app.operations.apply_policies()
+    changes = await other.app.operations.policies.apply()
     assert [change.queue for change in changes] == ["email", "email__p1", "email__p2", "email__p3"]
-    (shown,) = await other.app.operations.show_policies()
+    (shown,) = await other.app.operations.policies.show()
     assert shown.is_drift
     assert shown.drift == ()
     assert shown.remedy == "`fairlane partition email --to 8` divides it so"

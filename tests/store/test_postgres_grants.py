@@ -223,7 +223,7 @@ async def test_each_role_does_all_of_its_work(
             await until_found(lambda: _is_drained(worker))
         await divide(roles, worker)
     async with roles.operations("operator") as (_, _, operations):
-        entries = (await operations.list_audit()).entries
+        entries = (await operations.audit.list()).entries
     assert {"expiry", "upkeep"} <= {each.actor for each in entries}, "a worker records what it ends and finishes"
     assert "permission denied" not in caplog.text
     missing = {purpose: set(needed.split()) - roles.used[purpose] for purpose, needed in NEEDS.items()}
@@ -295,8 +295,8 @@ async def divide(roles: Roles, worker: App) -> None:
     who: dict[str, Any] = {"actor": "ann", "reason": "a test"}
     store = await worker.opened()
     async with roles.operations("operator") as (_, own, operations):
-        await operations.pause("email", keys={"account": "paused"}, **who)
-        await operations.change_partitions("email", 3, **who)
+        await operations.queues.pause("email", keys={"account": "paused"}, **who)
+        await operations.partitions.change("email", 3, **who)
         # On the way it ends the claims of dead workers, whose jobs may leave effects.
         effects = Effects(enqueue=[worker.registry["send"].call("acme")], put={"dead": 1}, delete=["in a transaction"])
         job = await worker.registry["dies"].using(on_dead=effects).enqueue("acme")
@@ -327,11 +327,11 @@ async def _is_divided(worker: App, store: Store) -> bool:
 async def pause_for_a_moment(roles: Roles) -> None:
     who: dict[str, Any] = {"actor": "ann", "reason": "a test"}
     async with roles.operations("operator") as (_, _, operations):
-        await operations.pause("webhooks", keys={"account": "soon"}, expires_in="100ms", **who)
+        await operations.queues.pause("webhooks", keys={"account": "soon"}, expires_in="100ms", **who)
 
 
 async def _is_drained(app: App) -> bool:
-    return all(not each.ready and not each.running for each in await app.operations.list_queues())
+    return all(not each.ready and not each.running for each in await app.operations.queues.list())
 
 
 async def look(roles: Roles) -> None:
@@ -359,7 +359,7 @@ async def look(roles: Roles) -> None:
 
 
 async def look_at(app: App, operations: Operations) -> None:
-    dead = (await operations.list_jobs(JobFilter(), 1)).jobs[0]
+    dead = (await operations.jobs.list(JobFilter(), 1)).jobs[0]
     async with Site.of(app, SystemClock(), token=TOKEN, viewer_token=VIEWER_TOKEN, operations=operations) as site:  # type: ignore[arg-type]
         visitor = await site.visitor("vic", VIEWER_TOKEN)
         values = {"queue": "webhooks", "job": str(dead.id), "key": "acme"}
@@ -374,7 +374,7 @@ async def look_at(app: App, operations: Operations) -> None:
         assert (await visitor.post(f"{ROOT}/logout", data={"csrf": csrf})).status_code == 303
         await _api(site.program(VIEWER_TOKEN), dead.id)
     await operations.diagnose()
-    await operations.explain_queue("webhooks")
+    await operations.queues.explain("webhooks")
 
 
 async def _api(client: httpx.AsyncClient, job: object) -> None:
@@ -410,29 +410,29 @@ async def act(roles: Roles, producer: App) -> None:
 async def act_on(app: App, operations: Operations, producer: App) -> None:
     who: dict[str, Any] = {"actor": "ann", "reason": "a test"}
     acme = {"account": "acme"}
-    await operations.pause("webhooks", keys=acme, **who)
-    await operations.resume("webhooks", keys=acme, **who)
-    await operations.pause("email", **who)
-    await operations.resume("email", **who)
-    await operations.set_limit("webhooks", "concurrency:account", 2, keys=acme, **who)
-    await operations.clear_limit("webhooks", "concurrency:account", keys=acme, **who)
-    await operations.set_weight("webhooks", 2, keys=acme, **who)
-    await operations.boost("webhooks", 2, keys=acme, **who)
-    await operations.clear_weight("webhooks", keys=acme, **who)
-    await operations.suspend("webhooks", **who)
-    await operations.unsuspend("webhooks", **who)
+    await operations.queues.pause("webhooks", keys=acme, **who)
+    await operations.queues.resume("webhooks", keys=acme, **who)
+    await operations.queues.pause("email", **who)
+    await operations.queues.resume("email", **who)
+    await operations.limits.set("webhooks", "concurrency:account", 2, keys=acme, **who)
+    await operations.limits.clear("webhooks", "concurrency:account", keys=acme, **who)
+    await operations.weights.set("webhooks", 2, keys=acme, **who)
+    await operations.weights.boost("webhooks", 2, keys=acme, **who)
+    await operations.weights.clear("webhooks", keys=acme, **who)
+    await operations.queues.suspend("webhooks", **who)
+    await operations.queues.unsuspend("webhooks", **who)
     deliver = producer.registry["deliver"]
     later = [await deliver.using(delay="1h").enqueue("acme") for _ in range(4)]
-    await operations.force_jobs([later[0].id], **who)
-    await operations.retry_jobs([later[1].id], **who)
-    await operations.cancel_jobs([later[2].id, later[3].id], **who)
-    await operations.replay_jobs([later[2].id], **who)
-    await operations.purge_jobs([later[3].id], **who)
-    assert (await operations.replay_jobs(JobFilter(queue="webhooks"), **who)).done
-    await operations.pause_schedule("hourly", **who)
-    await operations.resume_schedule("hourly", **who)
-    await operations.trigger_schedule("hourly", **who)
-    assert {each.actor for each in (await operations.list_audit()).entries} >= {"ann"}
+    await operations.jobs.force([later[0].id], **who)
+    await operations.jobs.retry([later[1].id], **who)
+    await operations.jobs.cancel([later[2].id, later[3].id], **who)
+    await operations.jobs.replay([later[2].id], **who)
+    await operations.jobs.purge([later[3].id], **who)
+    assert (await operations.jobs.replay(JobFilter(queue="webhooks"), **who)).done
+    await operations.schedules.pause("hourly", **who)
+    await operations.schedules.resume("hourly", **who)
+    await operations.schedules.trigger("hourly", **who)
+    assert {each.actor for each in (await operations.audit.list()).entries} >= {"ann"}
     async with Site.of(app, SystemClock(), token=TOKEN, operations=operations) as site:  # type: ignore[arg-type]
         visitor = await site.visitor("ann")
         csrf = csrf_of((await visitor.get(f"{ROOT}/")).text)

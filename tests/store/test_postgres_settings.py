@@ -82,7 +82,7 @@ async def test_a_default_of_the_database_stops_no_worker(postgres_url: str, sett
             for each in batch
         ]
         await all_end(jobs)
-        assert [each.queue for each in await app.operations.list_queues()] == ["webhooks"]
+        assert [each.queue for each in await app.operations.queues.list()] == ["webhooks"]
         assert worker.health().is_well, worker.health().loops
     assert worker.left_unsettled == 0
 

@@ -268,7 +268,7 @@ async def worker_process(url: str, folder: Path, *given: str) -> asyncio.subproc
 
 
 async def _reports(app: App) -> bool:
-    return bool((await app.operations.list_workers()).workers)
+    return bool((await app.operations.workers.list()).workers)
 
 
 # F8, F11

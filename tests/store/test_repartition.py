@@ -14,7 +14,7 @@ import pytest
 from fairlane import App, Concurrency, Outcome, Rate, State
 from fairlane.clock import SECOND, ManualClock
 from fairlane.job import Claim
-from fairlane.operations import Intent, change_partitions, partitions_of
+from fairlane.operations.requests import partitions_of
 from fairlane.policy.partitions import LEARNED_AFTER, Phase, begun, in_phase, next_phase, partition_for, phase_of
 from fairlane.policy.policy import Policy
 from fairlane.store import operators, policies, repartition
@@ -24,11 +24,11 @@ from fairlane.store.protocol import Store
 from fairlane.store.repartition import advance
 from fairlane.worker.upkeep import place_of, rehome
 from tests.store.by_hand import url_of
-from tests.store.harness import LEASE, WORKER, Database, finish
+from tests.store.harness import LEASE, WORKER, Database, finish, operations_on
 from tests.store.repartition_victim import change_and_die
 
 ACCOUNTS = [f"account-{n}" for n in range(12)]
-OPERATOR = Intent(actor="ops")
+OPERATOR: dict[str, Any] = {"actor": "ops"}
 NOTE = Note(actor="ops", action="partition")
 BEFORE, AFTER = 3, 5
 MOST_WRITES = 500
@@ -111,17 +111,17 @@ async def _by_upkeep(store: Store, queue: str, rest: Callable[[], Awaitable[None
 
 
 async def _by_the_same_command(store: Store, queue: str, rest: Callable[[], Awaitable[None]]) -> None:
-    await change_partitions(store, queue, AFTER, OPERATOR, rest=rest)
+    await operations_on(store, rest=rest).partitions.change(queue, AFTER, **OPERATOR)
     assert await _width(store, queue) == AFTER
 
 
 async def _by_abandoning_it(store: Store, queue: str, rest: Callable[[], Awaitable[None]]) -> None:
-    await change_partitions(store, queue, BEFORE, OPERATOR, abandon=True, rest=rest)
+    await operations_on(store, rest=rest).partitions.change(queue, BEFORE, abandon=True, **OPERATOR)
     assert await _width(store, queue) == BEFORE
 
 
 async def _by_another_change(store: Store, queue: str, rest: Callable[[], Awaitable[None]]) -> None:
-    await change_partitions(store, queue, 2, OPERATOR, abandon=True, rest=rest)
+    await operations_on(store, rest=rest).partitions.change(queue, 2, abandon=True, **OPERATOR)
     assert await _width(store, queue) == 2
 
 
@@ -138,7 +138,7 @@ async def test_a_change_that_was_killed_at_any_step_is_ended_by_whoever_comes(
         limits = [Concurrency(1, by="account")]
         async with open_program(shared_database, f"email-{writes}", limits=limits) as program:
             store = await program.app.opened()
-            await program.app.operations.pause(program.name, keys={"account": "nobody"})
+            await program.app.operations.queues.pause(program.name, keys={"account": "nobody"})
             jobs = await program.fill(4)
             ledger = Ledger(store, program.name, 1)
             running = await ledger.claim(6)
@@ -210,7 +210,7 @@ async def test_a_process_that_was_stopped_in_a_step_finds_that_it_is_not_its_own
             late.append((policy, seen[policy.queue].version if policy.queue in seen else 0))
         await advance(store, "email", NOTE)
         clock.advance(LEARNED_AFTER / SECOND)
-    await change_partitions(store, "email", 2, OPERATOR, rest=_advancing(clock))
+    await operations_on(store, rest=_advancing(clock)).partitions.change("email", 2, **OPERATOR)
     before = {name: found.policy.digest for name, found in (await store.ask(lambda moment: moment.policies())).items()}
     assert not any([await repartition.divide(store, *each) for each in late])
     assert {
@@ -268,7 +268,7 @@ async def test_what_a_producer_sends_through_a_change_runs_in_the_order_in_which
         clock.advance("1s")
 
     for width in (AFTER, 2, BEFORE):
-        await change_partitions(store, "email", width, OPERATOR, rest=rest)
+        await operations_on(store, rest=rest).partitions.change("email", width, **OPERATOR)
         await rest()
     while claims := await ledger.claim():
         await ledger.finish(claims)
@@ -302,9 +302,9 @@ async def test_a_unique_key_has_one_live_job_through_a_change_of_partitions(
     assert found is not None
     assert await repartition.divide(store, begun(found.policy, AFTER), found.version)
     await nobody_else()
-    await change_partitions(store, "email", BEFORE, OPERATOR, abandon=True)
+    await operations_on(store).partitions.change("email", BEFORE, abandon=True, **OPERATOR)
     await nobody_else()
-    await change_partitions(store, "email", AFTER, OPERATOR)
+    await operations_on(store).partitions.change("email", AFTER, **OPERATOR)
     await nobody_else()
     homes = {f"email__p{n}" if n else "email" for n in (partition_for(each, AFTER) for each in ACCOUNTS)}
     jobs = (await store.run(operators.find_jobs(JobFilter(), None, 1_000))).jobs

@@ -141,7 +141,7 @@ async def test_a_schedule_that_is_declared_no_more_stops_and_is_shown_as_orphane
         clock.advance("1m")
         await app.fire_schedules()
     assert {job.context["schedule"] for job in await fired(app)} == {"here"}
-    states = {view.name: (view.state, view.next_at) for view in await app.operations.list_schedules()}
+    states = {view.name: (view.state, view.next_at) for view in await app.operations.schedules.list()}
     assert states["gone"] == ("orphaned", None)
     assert states["here"][0] == "active"
 
@@ -174,17 +174,17 @@ async def test_a_paused_schedule_does_not_fire_nor_make_up_for_it_and_can_be_tri
 ) -> None:
     app.schedule(app.registry["report"], every="1h", missed="all", name="hourly")
     await app.fire_schedules()
-    paused = await app.operations.pause_schedule("hourly", reason="quiet please", actor="ada")
+    paused = await app.operations.schedules.pause("hourly", reason="quiet please", actor="ada")
     assert (paused.state, paused.next_at) == ("paused", None)
     clock.advance("5h30m")
     await app.fire_schedules()
     assert await fired(app) == []
-    waiting = await app.operations.trigger_schedule("hourly", actor="ada")
+    waiting = await app.operations.schedules.trigger("hourly", actor="ada")
     assert waiting.triggers_waiting == 1
     await app.fire_schedules()
     await app.fire_schedules()
     assert len(await fired(app)) == 1
-    resumed = await app.operations.resume_schedule("hourly", actor="bob")
+    resumed = await app.operations.schedules.resume("hourly", actor="bob")
     assert (resumed.state, resumed.triggers_waiting) == ("active", 0)
     clock.advance("30m")
     await app.fire_schedules()
@@ -201,13 +201,13 @@ async def test_a_paused_schedule_does_not_fire_nor_make_up_for_it_and_can_be_tri
 async def test_what_is_only_looked_at_changes_nothing(app: App, clock: ManualClock) -> None:
     app.schedule(app.registry["report"], every="1h", name="hourly")
     await app.fire_schedules()
-    before = await app.operations.list_schedules()
-    for look in (app.operations.pause_schedule, app.operations.trigger_schedule):
+    before = await app.operations.schedules.list()
+    for look in (app.operations.schedules.pause, app.operations.schedules.trigger):
         await look("hourly", dry_run=True)
-    assert await app.operations.list_schedules() == before
+    assert await app.operations.schedules.list() == before
     assert await (await app.opened()).run(records.audit()) == []
     with pytest.raises(UnknownSchedule, match="no schedule 'hurly'; did you mean 'hourly'"):
-        await app.operations.pause_schedule("hurly")
+        await app.operations.schedules.pause("hurly")
 
 
 async def test_two_workers_at_the_same_instant_fire_a_slot_once(
@@ -286,7 +286,7 @@ async def test_the_last_job_is_the_one_that_stands_for_the_slot_or_none(app: App
         await app.fire_schedules()
         slots.append(clock.now())
         clock.advance("1h")
-    found = {view.name: (view.last_slot, view.last_job) for view in await app.operations.list_schedules()}
+    found = {view.name: (view.last_slot, view.last_job) for view in await app.operations.schedules.list()}
     _, first, last = slots
     assert found == {
         "crowded": (last, None),
@@ -305,11 +305,11 @@ async def test_what_is_left_out_was_not_fired_and_a_trigger_is_a_slot_of_its_own
     await app.fire_schedules()
     clock.advance("90m")
     await app.fire_schedules()
-    (view,) = await app.operations.list_schedules()
+    (view,) = await app.operations.schedules.list()
     assert (view.last_slot, view.last_job, view.last_fired_at) == (None, None, None)
-    await app.operations.trigger_schedule("hourly", actor="ada")
+    await app.operations.schedules.trigger("hourly", actor="ada")
     await app.fire_schedules()
-    (view,) = await app.operations.list_schedules()
+    (view,) = await app.operations.schedules.list()
     (job,) = await fired(app)
     assert (view.last_slot, view.last_job, view.last_fired_at) == (clock.now(), job.id, clock.now())
 
@@ -321,7 +321,7 @@ async def test_the_job_of_a_slot_that_is_stored_already_stands_for_it(app: App, 
     job = job_of_slot("hourly", clock.now())
     await app.registry["report"].using(id=job, context={"slot": as_datetime(clock.now()).isoformat()}).enqueue()
     await app.fire_schedules()
-    (view,) = await app.operations.list_schedules()
+    (view,) = await app.operations.schedules.list()
     assert (view.last_job, len(await fired(app))) == (job, 1)
 
 
@@ -335,7 +335,7 @@ async def test_whoever_has_schedules_hears_that_one_is_resumed_or_triggered_and_
     try:
         await store.run(schedules.keep_schedules({}, worker.id))
         assert not listener.schedules_changed()
-        for act in (app.operations.pause_schedule, app.operations.resume_schedule, app.operations.trigger_schedule):
+        for act in (app.operations.schedules.pause, app.operations.schedules.resume, app.operations.schedules.trigger):
             await act("hourly", actor="ada")
             async with asyncio.timeout(PATIENCE):
                 while not listener.schedules_changed():
@@ -365,7 +365,7 @@ async def test_a_worker_fires_a_trigger_of_another_process_although_no_time_pass
 
     own.schedule(note, every="1h", name="hourly")
     async with working(own):
-        await until_found(other.operations.list_schedules)  # of another process, so to speak
+        await until_found(other.operations.schedules.list)  # of another process, so to speak
         for count in (1, 2, 3):
-            await other.operations.trigger_schedule("hourly", actor="ada")
+            await other.operations.schedules.trigger("hourly", actor="ada")
             await until(lambda count=count: len(ran) == count)  # type: ignore[misc]

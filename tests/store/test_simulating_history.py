@@ -6,13 +6,12 @@ import msgspec
 
 from fairlane.clock import ManualClock
 from fairlane.job import State
-from fairlane.operations.trials import try_policies
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.policy.gates import FromJob
 from fairlane.scheduler.settlement import Died
 from fairlane.simulation.replay import read_history, simulate
 from fairlane.store.protocol import Store
-from tests.store.harness import SECOND, claim, finish, given_jobs, new_jobs
+from tests.store.harness import SECOND, claim, finish, given_jobs, new_jobs, operations_on
 
 FAIR = Policy("webhooks", Fair(by="account"))
 
@@ -84,7 +83,7 @@ async def test_o16_history_brings_the_numbers_that_its_jobs_brought(store: Store
     other = Policy("webhooks", limits=(Concurrency(2, by="account"),))
     assert simulate(other, jobs_that_ran, slots=10, claim_time=0, settle_time=0).seconds == 4.0
     clock.advance("1s")
-    (tried, _), *_ = await try_policies(store, ["webhooks"], history="webhooks", slots=10)
+    (tried, _), *_ = await operations_on(store).trials.run(["webhooks"], history="webhooks", slots=10)
     assert tried.seconds < 2.1
 
 

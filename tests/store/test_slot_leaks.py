@@ -15,13 +15,12 @@ import asyncpg
 import pytest
 
 from fairlane.clock import ManualClock
-from fairlane.operations import Intent, change_partitions
 from fairlane.policy import Concurrency, Policy, Sequence, lane_id
 from fairlane.scheduler.settlement import Failed
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.postgres.connections import STATEMENTS
 from fairlane.store.protocol import Store
-from tests.store.harness import LEASE, claim, finish, given_jobs, ids, new_jobs, soon, worker_named
+from tests.store.harness import LEASE, claim, finish, given_jobs, ids, new_jobs, operations_on, soon, worker_named
 from tests.waiting import until_found
 
 GPU = Concurrency(1, name="gpu")
@@ -84,7 +83,7 @@ async def test_a_job_that_ends_while_its_queue_is_divided_leaves_its_slot(
         clock.advance("1s")
 
     await settled_during(
-        fleet, connection, lambda: change_partitions(fleet, "q", 2, Intent(actor="ops"), by=("k",), rest=rest)
+        fleet, connection, lambda: operations_on(fleet, rest=rest).partitions.change("q", 2, by=("k",), actor="ops")
     )
     assert await claim(fleet, "q") + await claim(fleet, "q__p1") == []
     assert [count for _, count in await shared_counts(connection)] == [0]

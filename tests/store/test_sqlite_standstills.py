@@ -228,7 +228,7 @@ async def test_a_file_that_is_gone_takes_no_more_jobs(path: Path, how: str) -> N
         with pytest.raises(StoreLost, match=rf"{how if how == 'replaced' else 'no longer there'}.*restart"):
             await task.enqueue()
         with pytest.raises(StoreLost):
-            await app.operations.list_queues()
+            await app.operations.queues.list()
     if how == "replaced":
         async with app:
             await task.enqueue()

@@ -34,8 +34,8 @@ async def test_the_fleet_is_told_in_numbers_with_no_more_keys_than_asked_for(app
         await send.using(delay="1h").enqueue("acme")
         claims = await app.queues["email"].claim(2)
         await (await app.opened()).tally("email")
-        figures = await app.operations.fleet_figures(2)
-        nobody = await app.operations.fleet_figures(0)
+        figures = await app.operations.metrics(2)
+        nobody = await app.operations.metrics(0)
     assert {claim.keys["account"] for claim in claims} <= {"acme", "globex", "initech", "hooli"}
     assert figures["fairlane_queue_ready_jobs"] == [(("email",), 9)]
     assert figures["fairlane_queue_running_jobs"] == [(("email",), 2)]
@@ -57,7 +57,7 @@ async def test_the_fleet_is_told_what_ended_in_a_day(app: App) -> None:
         one, other = await app.queues["email"].claim(2)
         await one.ack()
         await other.dead("no")
-        figures = await app.operations.fleet_figures(0)
+        figures = await app.operations.metrics(0)
     assert figures["fairlane_queue_day_ended_jobs"] == [(("email",), 2)]
     assert figures["fairlane_queue_day_failed_jobs"] == [(("email",), 1)]
 
@@ -113,7 +113,7 @@ async def test_the_database_is_asked_at_most_every_ten_seconds(monkeypatch: pyte
 
 async def test_every_fleet_metric_is_told_by_somebody(app: App) -> None:
     async with app:
-        assert set(await app.operations.fleet_figures()) == set(FLEET)
+        assert set(await app.operations.metrics()) == set(FLEET)
 
 
 async def test_a_dashboard_tells_of_the_fleet_to_those_who_have_a_token() -> None:

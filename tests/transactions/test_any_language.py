@@ -338,9 +338,9 @@ async def test_json_that_python_cannot_read_hides_no_other_job(app: App, connect
     )
     assert row is not None
     other = await work.enqueue(1)
-    listed = await app.operations.list_jobs(JobFilter(queue="odd"))
+    listed = await app.operations.jobs.list(JobFilter(queue="odd"))
     assert {each.id for each in listed.jobs} == {row["job"], other.id}
-    assert (await app.operations.show_job(row["job"])).record.context == {}
+    assert (await app.operations.jobs.show(row["job"])).record.context == {}
 
 
 async def test_an_id_that_is_taken_is_refused_in_the_same_words(app: App, connection: Connection) -> None:

@@ -112,7 +112,7 @@ async def ends(url: str) -> Counter[State]:
         found: Counter[State] = Counter()
         after: str | None = None
         while True:
-            page = await app.operations.list_jobs(JobFilter(), after=after, limit=500)
+            page = await app.operations.jobs.list(JobFilter(), after=after, limit=500)
             found.update(job.state for job in page.jobs)
             if (after := page.after) is None:
                 return found

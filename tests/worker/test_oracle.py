@@ -96,8 +96,8 @@ def said_of_keys(page: Any) -> dict[str, tuple[int, int, bool]]:
 async def look(app: App) -> dict[str, tuple[Any, Any]]:
     """What each surface says of the queue, and of its keys."""
     overview = msgspec.to_builtins(await app.operations.overview())
-    page = msgspec.to_builtins(await app.operations.list_keys(QUEUE, "account", limit=500))
-    shown = msgspec.to_builtins(await app.operations.show_queue(QUEUE))
+    page = msgspec.to_builtins(await app.operations.keys.list(QUEUE, "account", limit=500))
+    shown = msgspec.to_builtins(await app.operations.queues.show(QUEUE))
     async with Site.of(app, None, token=TOKEN) as site:  # type: ignore[arg-type]
         program = site.program()
         api = (await program.get(f"{SITE}/api/overview")).json()

@@ -117,12 +117,12 @@ async def test_a_pause_takes_back_what_has_not_started(scene: Scene) -> None:
     async with working(scene.app, concurrency=6):
         await scene.are_claimed(jobs[1:])
         await until(lambda: len(scene.called) == 1)
-        await scene.app.operations.pause("calls", actor="ann")
+        await scene.app.operations.queues.pause("calls", actor="ann")
         for job in jobs[1:]:
             await reaches(job, State.READY)
         scene.clock.advance("5s")
         assert len(scene.called) == 1
-        await scene.app.operations.resume("calls", actor="ann")
+        await scene.app.operations.queues.resume("calls", actor="ann")
         await scene.go_on_until(2)
 
 
@@ -135,7 +135,7 @@ async def test_a_pause_reaches_what_waits_for_a_slot_too(scene: Scene) -> None:
         busy = await scene.long.enqueue()
         await reaches(busy, State.RUNNING)
         scene.clock.advance("100ms")  # for the second, and no slot for it
-        await scene.app.operations.pause("calls", actor="ann")
+        await scene.app.operations.queues.pause("calls", actor="ann")
         await reaches(jobs[1], State.READY)
         scene.going.set()
         await reaches(busy, State.DONE)
@@ -189,7 +189,7 @@ async def test_a_lowered_limit_reaches_what_has_not_started(scene: Scene) -> Non
     async with working(scene.app, concurrency=6):
         await scene.are_claimed(jobs[1:])
         await until(lambda: len(scene.called) == 1)
-        await scene.app.operations.set_limit("calls", "rate/1s:", 1, actor="ann")
+        await scene.app.operations.limits.set("calls", "rate/1s:", 1, actor="ann")
         for job in jobs[3:]:
             await reaches(job, State.READY)
         await scene.go_on_until(3)
@@ -220,7 +220,7 @@ async def test_a_job_that_waits_for_its_instant_is_said_to_be_held_by_its_rate(s
     jobs = await scene.enqueue(3)
     async with working(scene.app, concurrency=3):
         await scene.are_claimed(jobs[1:])
-        told = await scene.app.operations.explain_job(jobs[2].id)
+        told = await scene.app.operations.jobs.explain(jobs[2].id)
     assert [hold.reason.value for hold in told.holds] == ["rate"]
     assert "is next at its rate: worker" in told.holds[0].words
     assert told.earliest is not None

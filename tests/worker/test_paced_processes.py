@@ -190,11 +190,11 @@ async def test_what_a_worker_that_stood_still_could_not_start_is_not_bunched_wit
 
 
 async def _pause(pair: Pair, held: list[Job[None]]) -> None:
-    await pair.app.operations.pause(QUEUE, actor="ann")
+    await pair.app.operations.queues.pause(QUEUE, actor="ann")
 
 
 async def _lower(pair: Pair, held: list[Job[None]]) -> None:
-    await pair.app.operations.set_limit(QUEUE, "rate/1s:", 0.01, actor="ann")
+    await pair.app.operations.limits.set(QUEUE, "rate/1s:", 0.01, actor="ann")
 
 
 async def _cancel(pair: Pair, held: list[Job[None]]) -> None:

@@ -155,7 +155,7 @@ async def test_a_worker_serves_partitions_that_come_later(app: App, clock: Manua
     send = app.registry["send"]
     # The clock is moved faster than a worker on a busy machine renews.
     async with working(app, queues="email", lease="1h") as worker:
-        await app.operations.change_partitions("email", 4)
+        await app.operations.partitions.change("email", 4)
         await app.enqueue_many([send.call(f"account-{n}") for n in range(40)])
         while len(worker._slots.queues) < 4:
             clock.advance("10s")
@@ -167,7 +167,7 @@ async def test_a_worker_moves_what_an_old_producer_has_sent_to_the_old_place(app
     seen = mailing(app, 4)
     send = app.registry["send"]
     await app.opened()
-    await app.operations.change_partitions("email", 2)
+    await app.operations.partitions.change("email", 2)
     # This program has not looked again yet: it sends jobs to partitions that are no more.
     jobs = await app.enqueue_many([send.call(f"account-{n}") for n in range(40)])
     assert {(await job.record()).queue for job in jobs} > {"email", "email__p1"}
@@ -182,7 +182,7 @@ async def test_a_program_without_a_worker_moves_them_by_its_upkeep(app: App) -> 
     mailing(app, 4)
     send = app.registry["send"]
     await app.opened()
-    await app.operations.change_partitions("email", 2)
+    await app.operations.partitions.change("email", 2)
     jobs = await app.enqueue_many([send.call(f"account-{n}") for n in range(40)])
     await app.upkeep()
     assert {(await job.record()).queue for job in jobs} == {"email", "email__p1"}

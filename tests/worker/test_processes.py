@@ -235,7 +235,7 @@ async def test_l19_a_worker_honours_a_pause_that_another_process_sets_from_its_n
         worker.send_signal(signal.SIGTERM)
         code, said = await ended(worker)
         assert code == 0, said
-        first, second = (await shop.operations.list_audit("default")).entries
+        first, second = (await shop.operations.audit.list("default")).entries
         assert (first.action, second.action, second.reason) == ("resume", "pause", "a test")
 
 

@@ -15,7 +15,6 @@ import pytest
 
 from fairlane import App, Job, State
 from fairlane.clock import SECOND, ManualClock
-from fairlane.operations.explanations import explain_job
 from fairlane.scheduler.settlement import SEEN, Done, Lost, Outcome, Released, settle
 from fairlane.store import records
 from fairlane.store.protocol import Store, WorkerIdentity
@@ -23,6 +22,7 @@ from fairlane.worker.claims import Pacer
 from fairlane.worker.execution import Run
 from fairlane.worker.processes import Begin, BlackBox, End, Noted
 from fairlane.worker.runs import Stop
+from tests.store.harness import operations_on
 from tests.waiting import until, until_found
 from tests.worker.harness import WatchedStore, reaches, turns, working
 
@@ -164,7 +164,7 @@ async def test_a_suspect_that_waits_behind_another_is_not_claimed_in_vain_and_st
             for job in waiting:
                 released = [each for each in await store.run(records.attempts(job.id)) if each.outcome == "released"]
                 assert 6 <= len(released) <= 9, "after 1, 2, 4, 8, 16, 30, 30 … seconds"
-                told = await explain_job(store.real, job.id)
+                told = await operations_on(store.real).jobs.explain(job.id)
                 assert told.earliest is None, "nobody knows when the other ends"
                 words = [hold.words for hold in told.holds]
                 assert len(words) == 1
@@ -232,6 +232,7 @@ SHOP = """
 import asyncio, os, signal, time
 from datetime import datetime, timedelta, timezone
 from fairlane import App, Rate, Retry, context
+from tests.store.harness import operations_on
 
 app = App(os.environ["FAIRLANE_URL"])
 

@@ -23,11 +23,11 @@ async def test_n2_when_the_last_worker_has_stopped_every_count_is_right_and_stay
         await deliver.enqueue_many([deliver.call(n, account="acme") for n in range(30)])
         async with working(app, concurrency=3):
             await until(lambda: len(ran) == 30)
-        (view,) = await app.operations.list_queues()
+        (view,) = await app.operations.queues.list()
         assert (view.ready, view.running, view.held_jobs) == (0, 0, 0)
-        page = await app.operations.list_keys("webhooks", "account")
+        page = await app.operations.keys.list("webhooks", "account")
         assert [(key.keys["account"], key.waiting, key.running, key.ended) for key in page.keys] == [("acme", 0, 0, 30)]
-        shown = await app.operations.show_queue("webhooks")
+        shown = await app.operations.queues.show("webhooks")
         assert sum(minute.ended for minute in shown.chart.minutes) == 30
 
 
@@ -45,10 +45,10 @@ async def test_n1_what_a_limit_holds_is_never_shown_as_lag(url: str) -> None:
         await deliver.enqueue_many([deliver.call(n, account="acme") for n in range(200)])
         async with working(app, concurrency=20):
             await until(lambda: len(running) == 2)
-            (view,) = await app.operations.list_queues()
+            (view,) = await app.operations.queues.list()
             assert (view.ready, view.held_jobs, view.running) == (198, 198, 2)
             assert view.status is QueueStatus.LIMITED
-            (key,) = (await app.operations.list_keys("webhooks", "account")).keys
+            (key,) = (await app.operations.keys.list("webhooks", "account")).keys
             assert (key.waiting, key.running, key.held_by) == (198, 2, ["concurrency:account"])
             going.set()
             await until(lambda: len(running) == 200)
@@ -64,6 +64,6 @@ async def test_n8_a_queue_that_nobody_serves_has_an_age(url: str) -> None:
 
     async with app:
         await deliver.enqueue(1)
-        (view,) = await app.operations.list_queues()
+        (view,) = await app.operations.queues.list()
         assert view.ready == 1
         assert view.oldest_wait is not None

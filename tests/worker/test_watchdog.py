@@ -150,7 +150,7 @@ async def test_a_handler_that_blocks_the_loop_is_named_while_it_does(url: str, s
         assert processes > 1 or "1 other job stands still" in line, "with two, it may run in the other process"
 
         async def is_reported() -> bool:
-            [seen] = [each for each in (await app.operations.list_workers()).workers if each.name == "one"]
+            [seen] = [each for each in (await app.operations.workers.list()).workers if each.name == "one"]
             return [(each.job, each.task) for each in seen.blocks] == [(str(job.id), "block")]
 
         await until_found(is_reported)
@@ -161,7 +161,7 @@ async def test_a_handler_that_blocks_the_loop_is_named_while_it_does(url: str, s
         assert ("its event loop has been" in found.message) is (processes == 1)
         assert ("leases" in found.remedy) is (processes == 1)
         assert any(str(job.id) in hint.words for hint in (await app.operations.overview()).hints)
-        figures = await app.operations.fleet_figures(0)
+        figures = await app.operations.metrics(0)
         assert figures["fairlane_workers_blocked"] == [(("block",), 1.0)]
         assert not any(each.check == "troubled worker" for each in await app.operations.diagnose())
 
@@ -303,7 +303,7 @@ async def test_a_run_that_is_stuck_is_named_by_log_doctor_status_and_metrics(url
         assert any(str(job.id) in hint.words for hint in seen.hints)
         [run] = next(each for each in seen.queues if each.queue == "plain").long_runs
         assert (run.job, run.task, run.worker, run.limit) == (str(job.id), "wait_for", "one", None)
-        assert (await app.operations.fleet_figures(0))["fairlane_queue_long_runs"] == [(("plain", "wait_for"), 1.0)]
+        assert (await app.operations.metrics(0))["fairlane_queue_long_runs"] == [(("plain", "wait_for"), 1.0)]
         (shop / "go").touch()
         await job.result(timeout=PATIENCE)
         await ends(worker)

@@ -10,7 +10,7 @@ from fairlane.cli.job_selection import app_or_url_options
 from fairlane.cli.output import look
 from fairlane.cli.tables import print_table
 from fairlane.clock import as_datetime
-from fairlane.operations import describe_entry, list_audit
+from fairlane.operations import describe_entry
 from fairlane.store.audit import AuditEntry
 
 
@@ -28,7 +28,7 @@ def audit(queue: str | None, limit: int, before: int | None, app: str | None, ur
       fairlane audit --limit 20
       fairlane audit --queue webhooks --json
     """
-    page = look(lambda store: list_audit(store, queue, before=before, limit=limit), app, url)
+    page = look(lambda operations: operations.audit.list(queue, before=before, limit=limit), app, url)
     if as_json:
         click.echo(json.dumps({"entries": [describe_entry(each) for each in page.entries], "before": page.before}))
         return

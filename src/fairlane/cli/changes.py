@@ -11,16 +11,15 @@ from typing import Any, TypeVar
 
 import click
 
-from fairlane.app import actor_of_process
-from fairlane.cli.database import app_of, existing_store
+from fairlane.cli.database import app_of, operations_on
 from fairlane.cli.job_selection import place_options, selection_of, time_of, who_options
-from fairlane.cli.tables import Progress, ago, tell_report
+from fairlane.cli.tables import Progress, ago, plural, tell_report
 from fairlane.clock import Instant, as_datetime, microseconds
 from fairlane.errors import ConfigurationError
-from fairlane.operations import Change, Intent, OverrideInForce, Report, describe_change
+from fairlane.operations import Change, Operations, OverrideInForce, Report, describe_change
+from fairlane.operations.jobs import Jobs
 from fairlane.policy.overrides import EVERYONE, Override
 from fairlane.redaction import one_line
-from fairlane.store.protocol import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,25 +43,24 @@ def key_option(function: F) -> F:
     )(function)
 
 
-def intent_of(options: dict[str, Any]) -> Intent:
-    """What the options say about who, why and how long."""
-    lasting, until = options.get("lasting"), options.get("until")
-    return Intent(
-        actor=options["actor"] or actor_of_process(),
-        reason=options["reason"],
-        expires_in=None if lasting is None else microseconds(lasting),
-        expires_at=None if until is None else time_of("--until", until, "a time (2030-01-31T08:00), or --for 2h"),
-        dry_run=options["dry_run"],
-    )
+def intent_of(options: dict[str, Any]) -> dict[str, Any]:
+    """What the options say about who, why and how long, as operations take it."""
+    intent = {"actor": options["actor"] or None, "reason": options["reason"], "dry_run": options["dry_run"]}
+    if (lasting := options.get("lasting")) is not None:
+        microseconds(lasting)  # refuses what is no duration, in the words of this option
+        intent["expires_in"] = lasting
+    if (until := options.get("until")) is not None:
+        intent["expires_at"] = as_datetime(time_of("--until", until, "a time (2030-01-31T08:00), or --for 2h"))
+    return intent
 
 
-def change(action: Callable[[Store, Intent], Awaitable[Change]], options: dict[str, Any]) -> None:
+def change(action: Callable[[Operations, dict[str, Any]], Awaitable[Change]], options: dict[str, Any]) -> None:
     """Carry out one of `fairlane.operations`, and say what changed."""
 
     async def changed() -> tuple[Change, Instant]:
         intent = intent_of(options)
-        async with existing_store(app_of(options["app"], options["url"])) as store:
-            return await action(store, intent), await store.now()
+        async with operations_on(app_of(options["app"], options["url"])) as operations:
+            return await action(operations, intent), await operations.now()
 
     done, now = asyncio.run(changed())
     if options["as_json"]:
@@ -119,35 +117,40 @@ def tell_overrides(overrides: Iterable[OverrideInForce], now: Instant, prefix: s
 
 FINAL = ("cancelled", "purged")
 """What cannot be undone."""
-Action = Callable[..., Awaitable[Report]]
 
 
-def act(action: Action, name: str, ids: tuple[str, ...], options: dict[str, Any], *, by_end: bool) -> None:
-    """Carry out one of `fairlane.operations` as the command line asks for it. `name` is its past participle."""
-    report = asyncio.run(_act(action, name, ids, options, by_end))
-    if report is None:
-        raise click.Abort
+def act(
+    action: Callable[[Jobs], Callable[..., Awaitable[Report]]],
+    name: str,
+    ids: tuple[str, ...],
+    options: dict[str, Any],
+    *,
+    by_end: bool,
+    **given: Any,
+) -> None:
+    """Carry out an action on jobs as the command line asks for it. `name` is its past participle."""
+
+    async def acted() -> Report:
+        async with operations_on(app_of(options["app"], options["url"])) as operations:
+            selection = selection_of(ids, options, await operations.now(), by_end=by_end)
+            limit, actor = options["limit"], options["actor"] or None
+            do = partial(action(operations.jobs), selection, limit=limit, actor=actor, **given)
+            if options["dry_run"] or not (ids or options["yes"]):
+                with Progress("found") as progress:
+                    seen = await do(dry_run=True, on_progress=progress)
+                if options["dry_run"]:
+                    return seen
+                if seen.done and not _confirmed(seen, name):
+                    raise click.Abort
+            reason = _reason(name, options["reason"])
+            with Progress(name) as progress:
+                return await do(reason=reason, on_progress=progress)
+
+    report = asyncio.run(acted())
     tell_report(report, options["as_json"])
     if ids and report.skipped:
         # Whoever names a job wants to know that nothing came of it, in a script too.
         sys.exit(1)
-
-
-async def _act(action: Action, name: str, ids: tuple[str, ...], options: dict[str, Any], by_end: bool) -> Report | None:
-    action = partial(action, actor=options["actor"] or actor_of_process())
-    async with existing_store(app_of(options["app"], options["url"])) as store:
-        selection = selection_of(ids, options, await store.now(), by_end=by_end)
-        limit = options["limit"]
-        if options["dry_run"] or not (ids or options["yes"]):
-            with Progress("found") as progress:
-                seen = await action(store, selection, limit=limit, dry_run=True, on_progress=progress)
-            if options["dry_run"]:
-                return seen
-            if seen.done and not _confirmed(seen, name):
-                return None
-        reason = _reason(name, options["reason"])
-        with Progress(name) as progress:
-            return await action(store, selection, reason=reason, limit=limit, on_progress=progress)
 
 
 def _reason(name: str, given: str) -> str:
@@ -161,19 +164,15 @@ def _reason(name: str, given: str) -> str:
 
 
 def _confirmed(seen: Report, name: str) -> bool:
+    jobs = plural(len(seen.done), "job")
     if not _is_asked():
         raise ConfigurationError(
-            f"{_jobs(seen)} would be {name} and there is nobody to ask; give --yes, or --dry-run to see them"
+            f"{jobs} would be {name} and there is nobody to ask; give --yes, or --dry-run to see them"
         )
     for record in seen.sample:
         click.echo(f"  {record.id}  {record.state}  {record.queue}  {record.task}", err=True)
     beyond = ", and others stay: the limit is reached" if seen.more else ""
-    return click.confirm(f"{_jobs(seen)} will be {name}{beyond}. Go on?", err=True)
-
-
-def _jobs(report: Report) -> str:
-    count = len(report.done)
-    return f"{count:,} {'job' if count == 1 else 'jobs'}"
+    return click.confirm(f"{jobs} will be {name}{beyond}. Go on?", err=True)
 
 
 def _is_asked() -> bool:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import click
 
 from fairlane.app import App, without_password
-from fairlane.cli.database import Looking, app_of, existing_store
+from fairlane.cli.database import app_of, operations_on
 from fairlane.cli.job_selection import app_or_url_options
-from fairlane.operations import Operations
+from fairlane.redaction import Surface
 
 if TYPE_CHECKING:  # an extra
     from starlette.applications import Starlette
@@ -51,8 +51,7 @@ def dashboard(
     async def run() -> None:
         from fairlane.dashboard import create_dashboard  # an extra
 
-        async with existing_store(loaded) as store:
-            operations = Operations(Looking(loaded, store))
+        async with operations_on(loaded, Surface.PROGRAM) as operations:
             built = create_dashboard(loaded, token=token, viewer_token=viewer_token, operations=operations)
             with _listening(host, port) as listening:
                 _tell_address(listening, host, loaded, token if is_made_up else None)

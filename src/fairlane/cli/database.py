@@ -16,8 +16,7 @@ from types import ModuleType
 from fairlane.app import App
 from fairlane.errors import ConfigurationError, FairlaneError
 from fairlane.operations import Operations
-from fairlane.policy.policy import Policy
-from fairlane.redaction import Audience, Redact, Redactor, Surface
+from fairlane.redaction import Audience, Surface
 from fairlane.store.protocol import Store
 
 
@@ -45,37 +44,27 @@ async def existing_store(app: App) -> AsyncIterator[Store]:
         await store.close()
 
 
+@asynccontextmanager
+async def operations_on(app: App, surface: Surface = Surface.CLI) -> AsyncIterator[Operations]:
+    """What can be done on an app's database, by whoever runs this command: nothing is declared by those who look."""
+    async with existing_store(app) as store:
+        yield Operations(Looking(app, store), Audience(surface, app.actor))
+
+
 class Looking:
-    """What `Operations` ask of, on an app's open store: nothing is declared by those who look."""
+    """What `Operations` ask of, on an app's open store."""
 
     def __init__(self, app: App, store: Store) -> None:
-        self._app = app
         self._store = store
-        self.forwarded = app.forwarded
         self.clock = app.clock
+        self.declared_policies = app.declared_policies
+        self.known_tasks = app.known_tasks
+        self.actor = app.actor
+        self.redact = app.redact
+        self.forwarded = app.forwarded if app.queues or app.known_tasks() else None
 
     async def opened(self) -> Store:
         return self._store
-
-    @property
-    def declared_policies(self) -> dict[str, Policy]:
-        return self._app.declared_policies
-
-    @property
-    def actor(self) -> str:
-        return self._app.actor
-
-    @property
-    def redact(self) -> Redact | None:
-        return self._app.redact
-
-    def known_tasks(self) -> list[str]:
-        return self._app.known_tasks()
-
-
-def redactor_of(app: App, *, exports: bool = False) -> Redactor | None:
-    """What decides how much of a job is printed, for whoever runs this command."""
-    return Operations(app).seen_by(Audience(Surface.EXPORT if exports else Surface.CLI, app.actor)).redactor
 
 
 def _require_file(url: str) -> None:

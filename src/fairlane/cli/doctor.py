@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from dataclasses import replace
 
 import click
 
-from fairlane.cli.database import app_of, existing_store
 from fairlane.cli.job_selection import app_or_url_options, with_app
+from fairlane.cli.output import look
 from fairlane.errors import SchemaError, StoreUnavailable
-from fairlane.operations import Finding, about_no_database, describe_finding, diagnose
+from fairlane.operations import Finding, Operations, about_no_database, describe_finding
 
 STYLES = {"fault": "red", "warning": "yellow", "note": "cyan"}
 
@@ -37,7 +36,7 @@ def doctor(app: str | None, url: str | None, strict: bool, as_json: bool) -> Non
       fairlane doctor --url postgresql://shop@localhost/shop --json
       fairlane doctor shop:app --strict
     """
-    findings = [replace(each, remedy=with_app(each.remedy)) for each in asyncio.run(_look(app, url))]
+    findings = [replace(each, remedy=with_app(each.remedy)) for each in _look(app, url)]
     if as_json:
         click.echo(json.dumps([describe_finding(each) for each in findings]))
     for each in () if as_json else findings:
@@ -50,11 +49,8 @@ def doctor(app: str | None, url: str | None, strict: bool, as_json: bool) -> Non
         click.echo("no fault was found" if findings else "nothing is wrong")
 
 
-async def _look(app: str | None, url: str | None) -> list[Finding]:
-    loaded = app_of(app, url)
-    forwarded = loaded.forwarded if app else None
+def _look(app: str | None, url: str | None) -> list[Finding]:
     try:
-        async with existing_store(loaded) as store:
-            return await diagnose(store, loaded.declared_policies, loaded.known_tasks() or None, forwarded)
+        return look(Operations.diagnose, app, url)
     except (SchemaError, StoreUnavailable) as error:
         return [about_no_database(error)]

@@ -37,13 +37,11 @@ def enqueue(
     task: str,
     args: str,
     kwargs: str,
-    queue: str | None,
-    priority: int | None,
-    delay: str | None,
     keys: tuple[str, ...],
     context: str | None,
     dry_run: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Store one job of a task. The task goes by its full name, or by its last part where that is enough.
 
@@ -54,7 +52,6 @@ def enqueue(
     """
     loaded = load_app(app)
     found = _task(loaded, task)
-    options: dict[str, Any] = {"queue": queue, "priority": priority, "delay": delay}
     options["keys"] = keys_given(keys, "--keys") or None
     options["context"] = None if context is None else _json("--context", context, dict)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}

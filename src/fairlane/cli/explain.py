@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import click
 
-from fairlane.cli.database import app_of, existing_store
+from fairlane.cli.database import app_of
 from fairlane.cli.job_selection import job_ids, keys_given, place_options, with_app
+from fairlane.cli.output import ask_app
 from fairlane.cli.tables import ago
 from fairlane.clock import SECOND, lasting
 from fairlane.errors import ConfigurationError
 from fairlane.job import State
-from fairlane.operations.explanations import describe_explanation, explain_job, explain_queue, has_jobs
+from fairlane.operations import JobFilter, Operations
+from fairlane.operations.explanations import describe_explanation
+from fairlane.policy.keys import canonical_keys
 from fairlane.redaction import one_line
 from fairlane.scheduler.explain import Explanation
-from fairlane.store import records
 
 HOLDERS = 5
 """Jobs that are named under a limit; of the others there is a number."""
@@ -46,7 +47,9 @@ def explain(
         raise ConfigurationError("explain what? Give the id of a job, or --queue (and --key)")
     if job is not None and keys:
         raise ConfigurationError("--key belongs to --queue; a job has its own keys")
-    told, is_empty = asyncio.run(_ask(job, queue, keys, app, url))
+    loaded, wanted = app_of(app, url), keys_given(keys)
+    tasks = loaded.known_tasks() if app else None
+    told, is_empty = ask_app(lambda operations: _ask(operations, job, queue, wanted, tasks), loaded)
     if as_json:
         click.echo(json.dumps(describe_explanation(told)))
     else:
@@ -54,20 +57,29 @@ def explain(
 
 
 async def _ask(
-    job: str | None, queue: str | None, keys: tuple[str, ...], app: str | None, url: str | None
+    operations: Operations, job: str | None, queue: str | None, keys: dict[str, str], tasks: list[str] | None
 ) -> tuple[Explanation, bool]:
-    named = app_of(app, url)
-    forwarded = named.forwarded if app else None
-    async with existing_store(named) as store:
-        if job is not None:
-            if job in await store.run(records.queues()):
-                raise ConfigurationError(f"{job!r} is a queue, not the id of a job; write --queue {job}")
-            tasks = named.known_tasks() if app else None
-            return await explain_job(store, job_ids((job,))[0], tasks, forwarded), False
-        assert queue is not None
-        wanted = keys_given(keys)
-        told = await explain_queue(store, queue, wanted, forwarded)
-        return told, bool(wanted) and await has_jobs(store, queue, wanted) is False
+    if job is not None:
+        if job in [each.queue for each in await operations.policies.show()]:
+            raise ConfigurationError(f"{job!r} is a queue, not the id of a job; write --queue {job}")
+        return await operations.jobs.explain(job_ids((job,))[0], tasks=tasks), False
+    assert queue is not None
+    told = await operations.queues.explain(queue, keys)
+    return told, bool(keys) and await _has_jobs(operations, queue, keys) is False
+
+
+async def _has_jobs(operations: Operations, queue: str, keys: dict[str, str]) -> bool | None:
+    """Whether a job with these keys waits or runs; `None` where more would have to be read than one page looks at."""
+    named = canonical_keys(keys)
+    task = named.pop("task", None)
+    is_known = True
+    for state in (State.READY, State.RUNNING, State.SCHEDULED):
+        wanted = JobFilter(queue=queue, state=state, keys=named, task=task)
+        page = await operations.jobs.list(wanted, 1, looks=1)
+        if page.jobs:
+            return True
+        is_known = is_known and page.after is None
+    return False if is_known else None
 
 
 def _tell(told: Explanation, is_empty: bool) -> None:

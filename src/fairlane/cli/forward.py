@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import click
 
@@ -31,18 +32,7 @@ from fairlane.worker import WorkerOptions, run_worker
 @click.option("--name", help="Display name of this dispatcher.  [default: host:pid]")
 @metrics_options()
 @logging_options
-def forward(
-    forwarder: str,
-    queues: str | None,
-    concurrency: int,
-    lease: str,
-    drain_timeout: str,
-    name: str | None,
-    metrics_port: int | None,
-    metrics_host: str,
-    log_level: str,
-    log_format: str,
-) -> None:
+def forward(forwarder: str, queues: str | None, log_level: str, log_format: str, **options: Any) -> None:
     """Run the jobs of an app on Celery, Dramatiq or Taskiq.
 
     Claims jobs under their policy and publishes a message for each, which the engine's own workers run. Run as many of
@@ -54,20 +44,12 @@ def forward(
       fairlane forward shop:forwarder --queues emails,webhooks=2 --lease 10s
     """
     end_well_when_stopped_early()
-    log_to_stderr(log_level, log_format, name)
+    log_to_stderr(log_level, log_format, options["name"])
     loaded = load_forwarder(forwarder)
     loaded.prepare()
     own = sorted({each.task.queue for each in loaded.forwarded.values()})  # the app may have other forwarders
-    options = WorkerOptions(
-        queues=queue_shares(queues, (), own) if own else (),
-        concurrency=concurrency,
-        lease=lease,
-        drain_timeout=drain_timeout,
-        name=name,
-        metrics_port=metrics_port,
-        metrics_host=metrics_host,
-    )
-    raise SystemExit(run_worker(Dispatching(loaded), options))
+    served = queue_shares(queues, (), own) if own else ()
+    raise SystemExit(run_worker(Dispatching(loaded), WorkerOptions(queues=served, **options)))
 
 
 def load_forwarder(place: str) -> Forwarder:

@@ -107,6 +107,19 @@ def filter_options(function: F, *, states: tuple[str, ...] = STATES) -> F:
     return function
 
 
+def page_options(function: F) -> F:
+    """Which part of a list, of which database, and how it is printed."""
+    limit = click.IntRange(1, 1_000)
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print a JSON object."),
+        place_options,
+        click.option("--after", metavar="CURSOR", help="Continue from the end of an earlier page."),
+        click.option("--limit", type=limit, default=50, show_default=True, help="Maximum number to list."),
+    ):
+        function = option(function)
+    return function
+
+
 def job_ids(given: tuple[str, ...]) -> list[UUID]:
     ids = []
     for text in given:

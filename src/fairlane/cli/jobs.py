@@ -1,4 +1,4 @@
-"""`fairlane jobs`: look at jobs, export them, cancel them, let them run now."""
+"""`fairlane jobs` and `fairlane dead`: list, show, export, cancel, retry, force, replay and purge jobs."""
 
 from __future__ import annotations
 
@@ -10,39 +10,32 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import IO, Any
 
 import click
 
 from fairlane.cli.changes import act
-from fairlane.cli.database import app_of, existing_store, redactor_of
+from fairlane.cli.database import app_of, operations_on
 from fairlane.cli.job_selection import (
     LookingGroup,
     action_options,
     filter_of,
     filter_options,
     job_ids,
+    page_options,
     place_options,
     who_options,
 )
-from fairlane.cli.tables import Progress, ago, keys_of, print_table, tell_details
+from fairlane.cli.output import look
+from fairlane.cli.tables import Progress, ago, first_line, keys_of, print_table, tell_details
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, FairlaneError
 from fairlane.job import JobRecord
-from fairlane.operations import (
-    JobDetails,
-    cancel_jobs,
-    describe_details,
-    describe_exported,
-    describe_page,
-    export_jobs,
-    exported_columns,
-    force_jobs,
-    list_jobs,
-    retry_jobs,
-    show_job,
-)
-from fairlane.redaction import Redactor, json_text, one_line
+from fairlane.operations import LIMIT, describe_details, describe_exported, describe_page, exported_columns
+from fairlane.policy.keys import key_words
+from fairlane.policy.unique import OnReplayConflict
+from fairlane.redaction import Redactor, Surface, json_text, one_line
 from fairlane.store.operators import JobPage
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -94,12 +87,11 @@ def export(form: str | None, as_json: bool, with_payload: bool, output: str | No
 
 
 async def _export(writer: _Writer, options: dict[str, Any]) -> None:
-    app = app_of(options["app"], options["url"])
-    writer.redactor = redactor_of(app, exports=True)
-    async with existing_store(app) as store:
-        wanted = filter_of(options, await store.now(), by_end=False)
+    async with operations_on(app_of(options["app"], options["url"]), Surface.EXPORT) as operations:
+        writer.redactor = operations.redactor
+        wanted = filter_of(options, await operations.now(), by_end=False)
         with Progress("exported") as progress:
-            async for page in export_jobs(store, wanted, after=options["after"], limit=options["limit"]):
+            async for page in operations.jobs.export(wanted, after=options["after"], limit=options["limit"]):
                 writer.write(page.jobs, page.after)
                 progress(writer.count)
 
@@ -138,7 +130,8 @@ class _Writer:
 
     def write(self, jobs: list[JobRecord], after: str | None) -> None:
         described = [describe_exported(each, with_payload=self._with_payload, redactor=self.redactor) for each in jobs]
-        self._stream.write(self._as_csv(described) if self._is_csv else _as_lines(described))
+        lines = (f"{json_text(each)}\n" for each in described)
+        self._stream.write(self._as_csv(described) if self._is_csv else "".join(lines))
         self._stream.flush()
         self.count += len(jobs)
         self.after = after
@@ -156,10 +149,6 @@ class _Writer:
         """How to go on. Nothing, where nothing was written: then it goes on as it began."""
         if self.after is not None:
             click.echo(f"{how}: {self.count:,} jobs written; go on with --after {self.after}", err=True)
-
-
-def _as_lines(described: list[dict[str, Any]]) -> str:
-    return "".join(f"{json_text(each)}\n" for each in described)
 
 
 def _cell(value: Any) -> Any:
@@ -196,10 +185,7 @@ jobs.add_command(export)
 
 @jobs.command("list")
 @filter_options
-@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="Maximum number to list.")
-@click.option("--after", metavar="CURSOR", help="Continue from the end of an earlier page.")
-@place_options
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@page_options
 def list_(as_json: bool, **options: Any) -> None:
     """List jobs, the newest first. Looking changes nothing.
 
@@ -230,36 +216,28 @@ def list_(as_json: bool, **options: Any) -> None:
         for each in page.jobs
     ]
     print_table(("ID", "STATE", "QUEUE", "TASK", "TRIES", "AGE", "KEYS"), rows, ("QUEUE", "TASK", "KEYS"))
-    _tell_rest(page)
+    tell_rest(page)
 
 
 def listing(options: dict[str, Any], *, by_end: bool) -> tuple[JobPage, Instant]:
     """The page that the options ask for, and the store's time."""
 
-    async def look() -> tuple[JobPage, Instant]:
-        app = app_of(options["app"], options["url"])
-        async with existing_store(app) as store:
-            now = await store.now()
+    async def find() -> tuple[JobPage, Instant]:
+        async with operations_on(app_of(options["app"], options["url"])) as operations:
+            now = await operations.now()
             wanted = filter_of(options, now, by_end=by_end)
             with Progress("found") as progress:
-                page = await list_jobs(
-                    store,
-                    wanted,
-                    options["limit"],
-                    options["after"],
-                    redactor=redactor_of(app),
-                    on_progress=progress,
-                )
+                page = await operations.jobs.list(wanted, options["limit"], options["after"], on_progress=progress)
             return page, now
 
-    return asyncio.run(look())
+    return asyncio.run(find())
 
 
 def tell_page(page: JobPage) -> None:
     click.echo(json.dumps(describe_page(page)))
 
 
-def _tell_rest(page: JobPage) -> None:
+def tell_rest(page: JobPage) -> None:
     if page.after is not None:
         click.echo(f"there are more: --after {page.after}", err=True)
 
@@ -276,13 +254,7 @@ def show(job: str, app: str | None, url: str | None, as_json: bool) -> None:
       fairlane jobs show 0198c0de-0000-7000-8000-000000000000
       fairlane jobs show 0198c0de-0000-7000-8000-000000000000 --json
     """
-
-    async def look() -> JobDetails:
-        found = app_of(app, url)
-        async with existing_store(found) as store:
-            return await show_job(store, job_ids((job,))[0], redactor_of(found))
-
-    details = asyncio.run(look())
+    details = look(lambda operations: operations.jobs.show(job_ids((job,))[0]), app, url)
     if not as_json:
         tell_details(details)
         return
@@ -302,7 +274,7 @@ def cancel(ids: tuple[str, ...], **options: Any) -> None:
       fairlane jobs cancel 0198c0de-0000-7000-8000-000000000000
       fairlane jobs cancel --queue webhooks --key account=acme --dry-run
     """
-    act(cancel_jobs, "cancelled", ids, options, by_end=False)
+    act(lambda jobs: jobs.cancel, "cancelled", ids, options, by_end=False)
 
 
 @jobs.command()
@@ -320,7 +292,7 @@ def retry(ids: tuple[str, ...], **options: Any) -> None:
       fairlane jobs retry 0198c0de-0000-7000-8000-000000000000
       fairlane jobs retry --queue webhooks --task shop.deliver --yes
     """
-    act(retry_jobs, "made due", ids, options, by_end=False)
+    act(lambda jobs: jobs.retry, "made due", ids, options, by_end=False)
 
 
 @jobs.command()
@@ -338,4 +310,107 @@ def force(ids: tuple[str, ...], **options: Any) -> None:
     Example:
       fairlane jobs force 0198c0de-0000-7000-8000-000000000000 --reason "the customer waits"
     """
-    act(force_jobs, "forced to start", ids, {**options, "limit": 1_000, "yes": True, "all": False}, by_end=False)
+    options |= {"limit": LIMIT, "yes": True, "all": False}
+    act(lambda jobs: jobs.force, "forced to start", ids, options, by_end=False)
+
+
+# `fairlane dead`: what failed for good, and what becomes of it.
+
+_which = partial(filter_options, states=("dead",))
+_which_ended = partial(filter_options, states=("dead", "cancelled"))
+_which_to_purge = partial(filter_options, states=("dead", "cancelled", "done"))
+
+
+@click.group(cls=LookingGroup)
+def dead() -> None:
+    """List dead jobs, put them back, or remove them.
+
+    Without a command, lists dead jobs and takes the options of `dead list`.
+
+    \b
+    Example:
+      fairlane dead --queue webhooks
+      fairlane dead replay --queue webhooks --since 2h
+    """
+
+
+@dead.command("list")
+@_which
+@page_options
+def list_dead(as_json: bool, **options: Any) -> None:
+    """List dead jobs, the last to die first.
+
+    --since and --until are about the time of death.
+
+    \b
+    Example:
+      fairlane dead list
+      fairlane dead list --queue webhooks --key account=acme --since 2h --json
+    """
+    page, now = listing({**options, "state": "dead"}, by_end=True)
+    if as_json:
+        tell_page(page)
+        return
+    if not page.jobs:
+        click.echo("no job is dead" if not page.after else "none found yet")
+        return
+    rows = [
+        (
+            str(each.id),
+            each.queue,
+            each.task,
+            key_words(each.keys),
+            f"{each.attempt}/{each.max_attempts}",
+            ago(each.finished_at, now),
+            first_line(each.error),
+        )
+        for each in page.jobs
+    ]
+    print_table(("ID", "QUEUE", "TASK", "KEYS", "TRIES", "DIED", "ERROR"), rows, ("QUEUE", "TASK", "KEYS", "ERROR"))
+    tell_rest(page)
+
+
+@dead.command()
+@click.argument("ids", metavar="[ID]...", nargs=-1)
+@_which_ended
+@click.option("--delay", metavar="DURATION", help="Run them after this delay.  [default: immediately]")
+@click.option(
+    "--on-conflict",
+    type=click.Choice(["reject", "replace"]),
+    default="reject",
+    show_default=True,
+    help="If another job holds the unique key: skip the job, or cancel that one if it waits.",
+)
+@action_options
+@place_options
+def replay(ids: tuple[str, ...], delay: str | None, on_conflict: OnReplayConflict, **options: Any) -> None:
+    """Put dead jobs back at the end of their lanes. Attempts are counted afresh; the history stays.
+
+    Cancelled jobs are put back too if they are named, or with --state cancelled. A job whose unique key another
+    job holds is skipped and reported: a key never has two live jobs.
+
+    \b
+    Example:
+      fairlane dead replay 0198c0de-0000-7000-8000-000000000000
+      fairlane dead replay --queue webhooks --since 2h --dry-run
+      fairlane dead replay --all --limit 10000 --delay 10m --yes
+    """
+    act(lambda jobs: jobs.replay, "replayed", ids, options, by_end=True, delay=delay, on_conflict=on_conflict)
+
+
+@dead.command()
+@click.argument("ids", metavar="[ID]...", nargs=-1)
+@_which_to_purge
+@action_options
+@place_options
+def purge(ids: tuple[str, ...], **options: Any) -> None:
+    """Remove dead jobs for good, with their history.
+
+    Done and cancelled jobs are removed too if they are named, or with --state.
+
+    \b
+    Example:
+      fairlane dead purge 0198c0de-0000-7000-8000-000000000000
+      fairlane dead purge --queue webhooks --until 2d --yes
+    """
+    act(lambda jobs: jobs.purge, "purged", ids, options, by_end=True)

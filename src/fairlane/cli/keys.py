@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 import click
 from rich.text import Text
@@ -26,11 +27,9 @@ from fairlane.cli.tables import (
 )
 from fairlane.clock import as_instant
 from fairlane.errors import ConfigurationError
-from fairlane.operations import list_keys, show_key
 from fairlane.operations.views import KeyList, KeyView, NextJob, OneKey
 from fairlane.policy.keys import key_words
 from fairlane.policy.partitions import whole_of
-from fairlane.store.protocol import Store
 
 SORTS = ("waiting", "running", "ended", "started", "name")
 NARROW = ("KEY", "WAIT", "RUN", "ENDED", "FAIL", "LIMIT", "WAITED", "TIME", "HELD BY")
@@ -49,25 +48,13 @@ TEXT = ("KEY", "QUEUE", "HELD BY")
 @click.option("--by", metavar="KEYS", help="List these keys: account, or account,region.  [default: the fair key]")
 @click.option("--sort", type=click.Choice(SORTS), default="waiting", show_default=True, help="Most first, or by name.")
 @click.option("--search", default="", metavar="TEXT", help="Only keys whose values contain this text.")
-@click.option("--held", is_flag=True, help="Only keys that a limit or a pause of their own holds back.")
+@click.option("--held", "held_only", is_flag=True, help="Only keys that a limit or a pause of their own holds back.")
 @click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="Maximum number to list.")
 @click.option("--after", metavar="CURSOR", help="Continue from the end of an earlier page.")
 @click.option("--key", "named", metavar="NAME=VALUE", multiple=True, help="Show this key; repeat to combine several.")
 @place_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def keys(
-    queue: str,
-    by: str | None,
-    sort: str,
-    search: str,
-    held: bool,
-    limit: int,
-    after: str | None,
-    named: tuple[str, ...],
-    app: str | None,
-    url: str | None,
-    as_json: bool,
-) -> None:
+def keys(queue: str, named: tuple[str, ...], app: str | None, url: str | None, as_json: bool, **how: Any) -> None:
     """List the keys of a queue, or show one. Looking changes nothing.
 
     One key is shown with its lanes, what runs, what starts next and what holds it.
@@ -84,19 +71,11 @@ def keys(
       fairlane keys webhooks --key account=acme
     """
     if named:
-        if by or search or held or after:
+        if how["by"] or how["search"] or how["held_only"] or how["after"]:
             raise ConfigurationError("--key shows one key; leave out --by, --search, --held and --after")
-
-        async def ask_one(store: Store) -> OneKey:
-            return await show_key(store, queue, keys_given(named))
-
-        tell(look(ask_one, app, url), draw_key, as_json)
+        tell(look(lambda operations: operations.keys.show(queue, keys_given(named)), app, url), draw_key, as_json)
         return
-
-    async def ask(store: Store) -> KeyList:
-        return await list_keys(store, queue, by, sort=sort, search=search, held_only=held, after=after, limit=limit)
-
-    page = look(ask, app, url)
+    page = look(lambda operations: operations.keys.list(queue, **how), app, url)
     tell(page, _draw_list, as_json)
     if page.after is not None and not as_json:
         click.echo(f"there are more: --after {page.after}", err=True)

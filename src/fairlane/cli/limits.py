@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from fairlane import operations
 from fairlane.cli.changes import change, change_options, key_option, lasting_options, tell_overrides
+from fairlane.cli.database import app_of
 from fairlane.cli.job_selection import LookingGroup, keys_given, place_options
-from fairlane.cli.output import look
+from fairlane.cli.output import look_now
 from fairlane.cli.tables import ago, print_table
 from fairlane.clock import Instant
-from fairlane.operations import (
-    LimitInForce,
-    describe_limit,
-    describe_overrides,
-    list_overrides,
-    show_policies,
-)
-from fairlane.store.protocol import Store
-
-T = TypeVar("T")
+from fairlane.operations import LimitInForce, Operations, describe_limit, describe_overrides
 
 
 @click.group(cls=LookingGroup)
@@ -59,7 +49,7 @@ def set_limit(queue: str, limit: str, number: float, keys: tuple[str, ...], **op
       fairlane limit set webhooks rate/1m:endpoint 10 --key endpoint=api.acme.com --until 2030-01-31T08:00
     """
     named = keys_given(keys)
-    change(lambda store, intent: operations.set_limit(store, queue, limit, number, intent, keys=named), options)
+    change(lambda on, intent: on.limits.set(queue, limit, number, keys=named, **intent), options)
 
 
 @limit.command("clear")
@@ -75,7 +65,7 @@ def clear_limit(queue: str, limit: str, keys: tuple[str, ...], **options: Any) -
       fairlane limit clear webhooks concurrency:account --key account=acme
     """
     named = keys_given(keys)
-    change(lambda store, intent: operations.clear_limit(store, queue, limit, intent, keys=named), options)
+    change(lambda on, intent: on.limits.clear(queue, limit, keys=named, **intent), options)
 
 
 @limit.command("list")
@@ -90,7 +80,7 @@ def list_limits(queue: str | None, app: str | None, url: str | None, as_json: bo
       fairlane limit list
       fairlane limit list webhooks --json
     """
-    found, now = _look(app, url, lambda store: _limits_by_queue(store, queue))
+    found, now = look_now(lambda on: _limits_by_queue(on, queue), app_of(app, url))
     if as_json:
         click.echo(json.dumps([{"queue": name, **describe_limit(each)} for name, each in found]))
         return
@@ -105,9 +95,10 @@ def list_limits(queue: str | None, app: str | None, url: str | None, as_json: bo
     print_table(headings, rows, ("QUEUE", "KEY", "SET BY", "REASON"))
 
 
-async def _limits_by_queue(store: Store, queue: str | None) -> list[tuple[str, LimitInForce]]:
-    names = [queue] if queue is not None else [each.queue for each in await show_policies(store, {}, ())]
-    return [(name, each) for name in names for each in await operations.list_limits(store, name)]
+async def _limits_by_queue(operations: Operations, queue: str | None) -> list[tuple[str, LimitInForce]]:
+    known = [each.queue for each in await operations.policies.show() if each.policy is not None]
+    names = known if queue is None else [queue]
+    return [(name, each) for name in names for each in await operations.limits.list(name)]
 
 
 def _row(limit: LimitInForce, now: Instant) -> tuple[str, ...]:
@@ -124,13 +115,6 @@ def _row(limit: LimitInForce, now: Instant) -> tuple[str, ...]:
         ago(limit.override.expires_at, now) if limit.override else "",
         limit.override.reason if limit.override else "",
     )
-
-
-def _look(app: str | None, url: str | None, question: Callable[[Store], Awaitable[T]]) -> tuple[T, Instant]:
-    async def ask(store: Store) -> tuple[T, Instant]:
-        return await question(store), await store.now()
-
-    return look(ask, app, url)
 
 
 @click.group()
@@ -158,7 +142,7 @@ def set_weight(queue: str, number: float, keys: tuple[str, ...], **options: Any)
       fairlane weight set webhooks 3 --key account=acme --reason "a larger plan"
     """
     named = keys_given(keys)
-    change(lambda store, intent: operations.set_weight(store, queue, number, intent, keys=named), options)
+    change(lambda on, intent: on.weights.set(queue, number, keys=named, **intent), options)
 
 
 @weight.command("clear")
@@ -173,7 +157,7 @@ def clear_weight(queue: str, keys: tuple[str, ...], **options: Any) -> None:
       fairlane weight clear webhooks --key account=acme
     """
     named = keys_given(keys)
-    change(lambda store, intent: operations.clear_weight(store, queue, intent, keys=named), options)
+    change(lambda on, intent: on.weights.clear(queue, keys=named, **intent), options)
 
 
 @click.command()
@@ -190,7 +174,7 @@ def boost(queue: str, keys: tuple[str, ...], factor: float, **options: Any) -> N
       fairlane boost webhooks --key account=acme --by 4 --for 30m
     """
     named = keys_given(keys)
-    change(lambda store, intent: operations.boost(store, queue, factor, intent, keys=named), options)
+    change(lambda on, intent: on.weights.boost(queue, factor, keys=named, **intent), options)
 
 
 @click.command()
@@ -208,7 +192,7 @@ def overrides(queue: str | None, app: str | None, url: str | None, as_json: bool
       fairlane overrides
       fairlane overrides webhooks --json
     """
-    found, now = _look(app, url, lambda store: list_overrides(store, queue))
+    found, now = look_now(lambda on: on.overrides.list(queue), app_of(app, url))
     if as_json:
         click.echo(json.dumps(describe_overrides(found)))
         return
@@ -235,7 +219,7 @@ def pause(queue: str, keys: tuple[str, ...], task: str | None, **options: Any) -
       fairlane pause webhooks --task shop.deliver --dry-run
     """
     named = keys_given(keys)
-    change(lambda store, intent: operations.pause(store, queue, intent, keys=named, task=task), options)
+    change(lambda on, intent: on.queues.pause(queue, keys=named, task=task, **intent), options)
 
 
 @click.command()
@@ -252,7 +236,7 @@ def resume(queue: str, keys: tuple[str, ...], task: str | None, **options: Any) 
       fairlane resume webhooks --key account=acme
     """
     named = keys_given(keys)
-    change(lambda store, intent: operations.resume(store, queue, intent, keys=named, task=task), options)
+    change(lambda on, intent: on.queues.resume(queue, keys=named, task=task, **intent), options)
 
 
 @click.command()
@@ -268,7 +252,7 @@ def suspend(queue: str, **options: Any) -> None:
     Example:
       fairlane suspend webhooks --for 10m --reason "drain before the maintenance"
     """
-    change(lambda store, intent: operations.suspend(store, queue, intent), options)
+    change(lambda on, intent: on.queues.suspend(queue, **intent), options)
 
 
 @click.command()
@@ -281,4 +265,4 @@ def unsuspend(queue: str, **options: Any) -> None:
     Example:
       fairlane unsuspend webhooks
     """
-    change(lambda store, intent: operations.unsuspend(store, queue, intent), options)
+    change(lambda on, intent: on.queues.unsuspend(queue, **intent), options)

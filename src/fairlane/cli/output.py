@@ -14,14 +14,16 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from fairlane.cli.database import app_of, existing_store
+from fairlane.app import App
+from fairlane.cli.database import app_of, operations_on
 from fairlane.cli.tables import make_console, print_lines
+from fairlane.clock import Instant
 from fairlane.errors import StoreUnavailable
+from fairlane.operations import Operations
 from fairlane.redaction import json_text
-from fairlane.store.protocol import Store
 
 T = TypeVar("T")
-Ask = Callable[[Store], Awaitable[T]]
+Ask = Callable[[Operations], Awaitable[T]]
 Draw = Callable[[T, int], list[Text]]
 """The lines of a view, none wider than so many columns."""
 
@@ -33,11 +35,26 @@ def as_json_text(view: Any) -> str:
 def look(ask: Ask[T], app: str | None, url: str | None) -> T:
     """Ask once, of the database that the options name."""
 
+    return ask_app(ask, app_of(app, url))
+
+
+def ask_app(ask: Ask[T], app: App) -> T:
+    """The same, of an app's database."""
+
     async def asked() -> T:
-        async with existing_store(app_of(app, url)) as store:
-            return await ask(store)
+        async with operations_on(app) as operations:
+            return await ask(operations)
 
     return asyncio.run(asked())
+
+
+def look_now(ask: Ask[T], app: App) -> tuple[T, Instant]:
+    """The same, and the time by the database's clock."""
+
+    async def asked(operations: Operations) -> tuple[T, Instant]:
+        return await ask(operations), await operations.now()
+
+    return ask_app(asked, app)
 
 
 def tell(view: T, draw: Draw[T], as_json: bool) -> None:
@@ -61,15 +78,15 @@ def look_again(ask: Ask[T], draw: Draw[T], every: float, *, app: str | None, url
         click.echo(f"{why}; looking again", err=True)
 
     async def in_a_pipe() -> None:
-        async with existing_store(app_of(app, url)) as store:
-            await watch(lambda: ask(store), show, lost, Ticker(every))
+        async with operations_on(app_of(app, url)) as operations:
+            await watch(lambda: ask(operations), show, lost, Ticker(every))
 
     async def in_place() -> None:
-        async with existing_store(app_of(app, url)) as store:
+        async with operations_on(app_of(app, url)) as operations:
             with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
                 screen = Screen(lambda lines: live.update(Group(*lines), refresh=True))
                 await watch(
-                    lambda: ask(store),
+                    lambda: ask(operations),
                     lambda view: screen.show(draw(view, console.width)),
                     screen.lost,
                     Ticker(every),

@@ -7,23 +7,17 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import click
 
 from fairlane.cli.changes import change_options, intent_of
-from fairlane.cli.database import app_of, existing_store
-from fairlane.cli.tables import Progress
+from fairlane.cli.database import app_of, operations_on
+from fairlane.cli.tables import Progress, plural
 from fairlane.declaration_checks import check_divided_by
 from fairlane.errors import ConfigurationError
-from fairlane.operations import (
-    PartitionPlan,
-    Repartitioned,
-    change_partitions,
-    declared_by,
-    describe_partitions,
-    plan_partitions,
-)
+from fairlane.operations import PartitionPlan, Repartitioned, describe_partitions
 
 
 @contextmanager
@@ -79,23 +73,23 @@ async def _change(queue: str, to: int, by: tuple[str, ...], yes: bool, options: 
     how = {name: options.pop(name) for name in ("accept_missing_keys", "abandon")}
     intent = intent_of(options)
     app = app_of(options["app"], options["url"])
-    async with existing_store(app) as store:
-        keys = by or declared_by(app.declared_policies.get(queue), to)
-        stored = await store.policy(queue)
-        carried = () if stored is None else stored.policy.stamped_keys
+    async with operations_on(app) as operations:
+        (stored,) = await operations.policies.show([queue])
+        carried = () if stored.policy is None else stored.policy.stamped_keys
         check_divided_by(queue, by, carried, app.registry.of_queue(queue))
-        if not (intent.dry_run or yes):
-            plan = await plan_partitions(store, queue, to, keys, **how)
+        change = partial(operations.partitions.change, queue, to, by=by or None, **how)
+        if not (options["dry_run"] or yes):
+            plan = (await change(**{**intent, "dry_run": True})).plan
             if not plan.is_empty and not _confirmed(plan):
                 return None
         with Progress("moved") as progress:
-            return await change_partitions(store, queue, to, intent, by=keys, on_progress=progress, **how)
+            return await change(on_progress=progress, **intent)
 
 
 def _confirmed(plan: PartitionPlan) -> bool:
     if not sys.stdin.isatty():
         raise ConfigurationError(
-            f"queue {plan.queue!r} would go from {plan.before} to {_counted(plan.after, 'partition')} and there is "
+            f"queue {plan.queue!r} would go from {plan.before} to {plural(plan.after, 'partition')} and there is "
             "nobody to ask; give --yes, or --dry-run to see what moves"
         )
     return click.confirm(f"{_said(plan)} Go on?", err=True)
@@ -105,18 +99,14 @@ def _said(plan: PartitionPlan) -> str:
     running = f"{plan.running:,} that {'runs has' if plan.running == 1 else 'run have'} ended"
     by = f" by {', '.join(plan.by)}" if plan.by else ""
     return (
-        f"{plan.queue}: {_given_up(plan)}{plan.before} → {_counted(plan.after, 'partition')}{by}; "
-        f"{_counted(plan.waiting, 'waiting job')} of keys that move {'goes' if plan.waiting == 1 else 'go'} to another "
+        f"{plan.queue}: {_given_up(plan)}{plan.before} → {plural(plan.after, 'partition')}{by}; "
+        f"{plural(plan.waiting, 'waiting job')} of keys that move {'goes' if plan.waiting == 1 else 'go'} to another "
         f"partition{f', once {running}' if plan.running else ''}."
     )
 
 
 def _given_up(plan: PartitionPlan) -> str:
     return "" if plan.gives_up is None else f"the change to {plan.gives_up} is given up; "
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _tell(done: Repartitioned) -> None:
@@ -126,6 +116,6 @@ def _tell(done: Repartitioned) -> None:
     elif done.is_dry_run:
         click.echo(_said(plan))
     else:
-        partitions, jobs = _counted(plan.after, "partition"), _counted(done.moved, "job")
+        partitions, jobs = plural(plan.after, "partition"), plural(done.moved, "job")
         click.echo(f"{plan.queue}: {_given_up(plan)}{plan.before} → {partitions}, {jobs} moved")
         click.echo(f"declare partitions={plan.after} in the program; one that declares another number goes by this one")

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from fairlane.app import App
 from fairlane.cli.changes import intent_of, said_of, tell_overrides
-from fairlane.cli.database import app_of, existing_store, load_app
+from fairlane.cli.database import app_of, load_app
 from fairlane.cli.job_selection import LookingGroup, app_options, app_or_url_options, who_options
-from fairlane.clock import Instant
-from fairlane.operations import (
-    apply_policies,
-    describe_policy,
-    describe_policy_change,
-    diff_policies,
-    require_declared,
-    show_policies,
-)
-from fairlane.policy.policy import Policy
+from fairlane.cli.output import ask_app, look_now
+from fairlane.operations import describe_policy, describe_policy_change
+from fairlane.operations.policies import require_declared
 from fairlane.simulation.measures import describe
-from fairlane.store.protocol import Store
-
-T = TypeVar("T")
 
 
 @click.group(cls=LookingGroup, by_itself="show")
@@ -56,16 +43,15 @@ def show(app: str | None, url: str | None, names: tuple[str, ...], as_json: bool
       fairlane policy show shop:app
       fairlane policy show --url postgresql://shop@localhost/shop --queue webhooks --json
     """
-    loaded = app_of(app, url)
-    shown, now = _ask(loaded, lambda store: show_policies(store, loaded.declared_policies, names))
+    shown, now = look_now(lambda operations: operations.policies.show(names), app_of(app, url))
     if as_json:
         click.echo(json.dumps([describe_policy(each) for each in shown]))
         return
     for each in shown:
-        in_force = "" if each.policy is None else f"{_said(each.policy)} (version {each.version})"
+        in_force = "" if each.policy is None else f"{describe(each.policy)} (version {each.version})"
         click.echo(f"{each.queue}: {in_force or 'not known to this database yet'}")
         if each.declared is not None and each.is_drift:
-            click.echo(f"  drift: the app declares {_said(each.declared)}; {each.remedy}")
+            click.echo(f"  drift: the app declares {describe(each.declared)}; {each.remedy}")
         tell_overrides(each.overrides, now, prefix="  override: ")
     if not shown:
         click.echo("no queue is known to this database yet")
@@ -85,7 +71,7 @@ def diff(app: str, names: tuple[str, ...], as_json: bool) -> None:
     """
     loaded = load_app(app)
     require_declared(loaded.declared_policies, names)
-    shown, _ = _ask(loaded, lambda store: diff_policies(store, loaded.declared_policies, names))
+    shown = ask_app(lambda operations: operations.policies.diff(names), loaded)
     if as_json:
         click.echo(json.dumps([describe_policy(each) for each in shown if each.is_drift]))
     for each in () if as_json else shown:
@@ -126,36 +112,18 @@ def apply(app: str, names: tuple[str, ...], accept_missing_keys: bool, as_json: 
     loaded = load_app(app)
     loaded.check()
     require_declared(loaded.declared_policies, names)
-    intent = intent_of(options)
-    outcomes, now = _ask(
-        loaded,
-        lambda store: apply_policies(
-            store, loaded.declared_policies, intent, names, accept_missing_keys=accept_missing_keys
-        ),
-    )
+    how = {**intent_of(options), "accept_missing_keys": accept_missing_keys}
+    outcomes, now = look_now(lambda operations: operations.policies.apply(names, **how), loaded)
     if as_json:
         click.echo(json.dumps([describe_policy_change(each) for each in outcomes]))
         return
     for each in outcomes:
         done = "would be in force" if each.is_dry_run else "is now in force"
         change = done if each.is_changed else "was in force already"
-        click.echo(f"{each.queue}: {_said(each.after)} {change} (version {each.version})")
+        click.echo(f"{each.queue}: {describe(each.after)} {change} (version {each.version})")
         for difference in each.changes:
             click.echo(f"  {difference.describe()}")
         if each.new_keys:
             click.echo(f"  jobs that were enqueued before need not carry: {', '.join(each.new_keys)}")
         for override in each.without_place:
             click.echo(f"  no effect any more: {said_of(override.override, now)}\n    {override.no_effect}")
-
-
-def _ask(app: App, question: Callable[[Store], Awaitable[T]]) -> tuple[T, Instant]:
-    async def ask() -> tuple[T, Instant]:
-        async with existing_store(app) as store:
-            return await question(store), await store.now()
-
-    return asyncio.run(ask())
-
-
-def _said(policy: Policy) -> str:
-    """A policy as one would write it in Python."""
-    return describe(policy)

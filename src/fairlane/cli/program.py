@@ -43,7 +43,7 @@ SECTIONS = {
     "Jobs": {
         "enqueue": ("enqueue:enqueue", "Store one job of a task."),
         "jobs": ("jobs:jobs", "List jobs, or show, export, cancel and hurry them."),
-        "dead": ("dead:dead", "List dead jobs, put them back, or remove them."),
+        "dead": ("jobs:dead", "List dead jobs, put them back, or remove them."),
         "schedules": ("schedules:schedules", "List schedules, or pause, resume and trigger them."),
     },
     "Policies": {

@@ -5,14 +5,11 @@ from __future__ import annotations
 import click
 from rich.text import Text
 
-from fairlane.cli.database import app_of
 from fairlane.cli.job_selection import place_options
 from fairlane.cli.output import look, tell
 from fairlane.cli.status import draw_queues
-from fairlane.cli.tables import as_of, chart_lines, gauge_line, hint_lines, number, wrapped
-from fairlane.operations import list_queues, show_queue
+from fairlane.cli.tables import as_of, chart_lines, gauge_line, hint_lines, number, plural, wrapped
 from fairlane.operations.views import Chart, LimitView, OneQueue, QueueView
-from fairlane.store.protocol import Store
 
 
 @click.command()
@@ -30,15 +27,10 @@ def queues(queue: str | None, app: str | None, url: str | None, as_json: bool) -
       fairlane queues webhooks
       fairlane queues webhooks --json | jq .limits
     """
-    forwarded = app_of(app, url).forwarded if app else None
     if queue is None:
-        tell(look(lambda store: list_queues(store, forwarded), app, url), _draw_list, as_json)
-        return
-
-    async def ask(store: Store) -> OneQueue:
-        return await show_queue(store, queue, forwarded)
-
-    tell(look(ask, app, url), draw_queue, as_json)
+        tell(look(lambda operations: operations.queues.list(), app, url), _draw_list, as_json)
+    else:
+        tell(look(lambda operations: operations.queues.show(queue), app, url), draw_queue, as_json)
 
 
 def _draw_list(views: list[QueueView], width: int) -> list[Text]:
@@ -73,19 +65,15 @@ def _limit(limit: LimitView, width: int) -> list[Text]:
         lines = [Text("  ").append_text(gauge_line(limit.gauge, width - 2))]
     else:
         lines = wrapped(f"{limit.limit}: {limit.words}", width, "  ", "    ")
-    keys = _count(limit.held_keys, "key")
+    keys = plural(limit.held_keys, "key")
     said = [
-        f"holds back {_count(limit.held_jobs, 'job')} of {keys}" if limit.held_jobs else "",
-        f"turned claims away {_count(limit.denied, 'time')} in the last hour" if limit.denied else "",
+        f"holds back {plural(limit.held_jobs, 'job')} of {keys}" if limit.held_jobs else "",
+        f"turned claims away {plural(limit.denied, 'time')} in the last hour" if limit.denied else "",
         f"has another bound for {limit.overridden_keys:,} of them" if limit.overridden_keys else "",
         "is suspended: it counts, and holds nothing back" if limit.is_suspended else "",
     ]
     told = "; ".join(each for each in said if each)
     return lines + (wrapped(told, width, "    ") if told else [])
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _chart(chart: Chart, width: int) -> list[Text]:

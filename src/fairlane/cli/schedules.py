@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import click
 
-from fairlane import operations
 from fairlane.cli.changes import change_options, intent_of
-from fairlane.cli.database import app_of, existing_store, redactor_of
 from fairlane.cli.job_selection import LookingGroup, app_or_url_options
+from fairlane.cli.output import look
 from fairlane.cli.tables import ago, print_table
 from fairlane.clock import Instant
-from fairlane.operations import Intent, ScheduleView, describe_schedule, list_schedules
-from fairlane.redaction import Redactor
-from fairlane.store.protocol import Store
+from fairlane.operations import ScheduleView, describe_schedule
+from fairlane.operations.schedules import Schedules
 
 
 @click.group(cls=LookingGroup)
@@ -47,13 +44,7 @@ def list_(app: str | None, url: str | None, as_json: bool) -> None:
       fairlane schedules list
       fairlane schedules list --json
     """
-
-    async def look() -> tuple[list[ScheduleView], Instant]:
-        found = app_of(app, url)
-        async with existing_store(found) as store:
-            return await list_schedules(store, redactor_of(found)), (await store.time()).wall
-
-    found, now = asyncio.run(look())
+    found = look(lambda operations: operations.schedules.list(), app, url)
     if as_json:
         click.echo(json.dumps({"schedules": [describe_schedule(each) for each in found]}))
         return
@@ -61,14 +52,14 @@ def list_(app: str | None, url: str | None, as_json: bool) -> None:
         click.echo("there are no schedules; workers declare them when they start: app.schedule(…)")
         return
     headings = ("NAME", "STATE", "WHEN", "NEXT", "LAST", "TASK", "QUEUE", "LAST JOB")
-    print_table(headings, [_row(each, now) for each in found], ("NAME", "WHEN", "TASK", "QUEUE"))
+    print_table(headings, [_row(each) for each in found], ("NAME", "WHEN", "TASK", "QUEUE"))
 
 
-def _row(view: ScheduleView, now: Instant) -> tuple[str, ...]:
-    last = f"{ago(view.last_fired_at, now)} ago" if view.last_fired_at is not None else "never"
+def _row(view: ScheduleView) -> tuple[str, ...]:
+    last = f"{ago(view.last_fired_at, view.now)} ago" if view.last_fired_at is not None else "never"
     job = "" if view.last_job is None else str(view.last_job)
     state = ", ".join(filter(None, (view.state, view.triggers_in_words)))
-    return view.name, state, view.recurrence, _due(view.next_at, now), last, view.task, view.queue, job
+    return view.name, state, view.recurrence, _due(view.next_at, view.now), last, view.task, view.queue, job
 
 
 def _due(at: Instant | None, now: Instant) -> str:
@@ -86,7 +77,7 @@ def pause(name: str, **options: Any) -> None:
     Example:
       fairlane schedules pause nightly-report --reason "the warehouse is down"
     """
-    _change(lambda store, *asked: operations.pause_schedule(store, name, *asked), "paused", options)
+    _change(lambda schedules: schedules.pause, name, "paused", options)
 
 
 @schedules.command()
@@ -99,7 +90,7 @@ def resume(name: str, **options: Any) -> None:
     Example:
       fairlane schedules resume nightly-report
     """
-    _change(lambda store, *asked: operations.resume_schedule(store, name, *asked), "resumed", options)
+    _change(lambda schedules: schedules.resume, name, "resumed", options)
 
 
 @schedules.command()
@@ -112,20 +103,14 @@ def trigger(name: str, **options: Any) -> None:
     Example:
       fairlane schedules trigger nightly-report --reason "the figures were corrected"
     """
-    _change(lambda store, *asked: operations.trigger_schedule(store, name, *asked), "triggered", options)
+    _change(lambda schedules: schedules.trigger, name, "triggered", options)
 
 
 def _change(
-    action: Callable[[Store, Intent, Redactor | None], Awaitable[ScheduleView]], done: str, options: dict[str, Any]
+    action: Callable[[Schedules], Callable[..., Awaitable[ScheduleView]]], name: str, done: str, options: dict[str, Any]
 ) -> None:
-
-    async def act() -> tuple[ScheduleView, Instant]:
-        intent = intent_of(options)
-        app = app_of(options["app"], options["url"])
-        async with existing_store(app) as store:
-            return await action(store, intent, redactor_of(app)), (await store.time()).wall
-
-    view, now = asyncio.run(act())
+    intent = intent_of(options)
+    view = look(lambda operations: action(operations.schedules)(name, **intent), options["app"], options["url"])
     if options["as_json"]:
         click.echo(json.dumps(describe_schedule(view) | {"is_dry_run": options["dry_run"]}))
         return
@@ -133,6 +118,6 @@ def _change(
     triggers = view.triggers_in_words and f"; {view.triggers_in_words}"
     due = ""
     if view.next_at is not None:
-        due = f"; its next slot {'comes' if view.next_at > now else 'is'} {_due(view.next_at, now)}"
+        due = f"; its next slot {'comes' if view.next_at > view.now else 'is'} {_due(view.next_at, view.now)}"
     orphaned = "; no worker has it, so that nobody fires it" if view.state == "orphaned" else ""
     click.echo(f"{view.name}: {would}{done}{triggers}{due}{orphaned}")

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-
 import click
 from rich.text import Text
 
-from fairlane.cli.database import app_of
 from fairlane.cli.job_selection import app_or_url_options
 from fairlane.cli.output import look, look_again, tell, watch_option
-from fairlane.cli.tables import as_of, columns, counted, hint_lines, number, per_minute, status_word, wait, wrapped
-from fairlane.operations import overview
+from fairlane.cli.tables import (
+    as_of,
+    columns,
+    counted,
+    hint_lines,
+    number,
+    per_minute,
+    plural,
+    status_word,
+    wait,
+    wrapped,
+)
+from fairlane.operations import Operations
 from fairlane.operations.views import HeldView, Overview, QueueView, Totals
-from fairlane.store.protocol import Store
 
 HEADINGS = ("QUEUE", "STATUS", "READY", "HELD", "RUN", "SCHED", "DEAD", "OLDEST", "/MIN", "FAIL")
 OF_A_DAY = ("24H", "FAIL 24H")
@@ -40,15 +47,10 @@ def status(watch: float | None, app: str | None, url: str | None, as_json: bool)
       fairlane status --watch 5
       fairlane status --json | jq .totals
     """
-    forwarded = app_of(app, url).forwarded if app else None
-
-    def ask(store: Store) -> Awaitable[Overview]:
-        return overview(store, forwarded)
-
     if watch is None:
-        tell(look(ask, app, url), draw_status, as_json)
+        tell(look(Operations.overview, app, url), draw_status, as_json)
     else:
-        look_again(ask, draw_status, watch, app=app, url=url, as_json=as_json)
+        look_again(Operations.overview, draw_status, watch, app=app, url=url, as_json=as_json)
 
 
 def draw_status(view: Overview, width: int) -> list[Text]:
@@ -64,9 +66,8 @@ def draw_status(view: Overview, width: int) -> list[Text]:
 def _totals(totals: Totals, width: int) -> list[Text]:
     held = f" ({number(totals.held_jobs)} held back)" if totals.held_jobs else ""
     oldest = f"; the oldest waits for {wait(totals.oldest_wait)}" if totals.oldest_wait is not None else ""
-    workers = "1 worker" if totals.workers == 1 else f"{totals.workers:,} workers"
     slots = "1 slot" if totals.slots == 1 else f"{number(totals.slots)} slots"
-    serving = f"{workers} with {slots}" if totals.workers else "no worker takes jobs"
+    serving = f"{plural(totals.workers, 'worker')} with {slots}" if totals.workers else "no worker takes jobs"
     others = ((totals.workers_stopping, "stopping"), (totals.workers_late, "gone silent"))
     said = (
         f"{number(totals.ready)} ready{held}, {number(totals.running)} running, {counted(totals.scheduled)} scheduled, "
@@ -115,6 +116,5 @@ def _row(view: QueueView) -> tuple[str | Text, ...]:
 
 
 def _held(held: HeldView) -> str:
-    whose = "" if not held.by else " of 1 key" if held.keys == 1 else f" of {held.keys:,} keys"
-    jobs = "1 job" if held.jobs == 1 else f"{held.jobs:,} jobs"
-    return f"{jobs}{whose} held by {held.words}"
+    whose = f" of {plural(held.keys, 'key')}" if held.by else ""
+    return f"{plural(held.jobs, 'job')}{whose} held by {held.words}"

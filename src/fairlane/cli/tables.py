@@ -48,6 +48,10 @@ def print_lines(lines: list[Text]) -> None:
         console.print(line, soft_wrap=True)
 
 
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def as_of(now: datetime) -> str:
     """When all that is shown was looked at."""
     return f"{now:%Y-%m-%d %H:%M:%S} UTC"
@@ -255,7 +259,7 @@ def tell_report(report: Report, as_json: bool, *, hint: str = "") -> None:
         click.echo(json.dumps(describe_report(report)))
         return
     count = len(report.done)
-    jobs = f"{count:,} {'job' if count == 1 else 'jobs'}"
+    jobs = plural(count, "job")
     if report.is_dry_run:
         click.echo(f"{jobs} would be {report.action}")
         for record in report.sample:

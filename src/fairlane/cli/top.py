@@ -8,22 +8,20 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import click
 from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from fairlane.cli.database import app_of, existing_store
+from fairlane.cli.database import app_of, operations_on
 from fairlane.cli.job_selection import place_options
 from fairlane.cli.keys import draw_keys
 from fairlane.cli.output import Screen, Ticker, look, run_until_stopped, tell, watch
 from fairlane.cli.tables import as_of, make_console, printable, wrapped
 from fairlane.errors import ConfigurationError
-from fairlane.operations import rank_keys
-from fairlane.operations.queues import Ranking
-from fairlane.store.protocol import Store
+from fairlane.operations import Operations, Ranking
 
 SORTS = {"w": "waiting", "r": "running", "e": "ended", "s": "started", "n": "name"}
 HELP = "w waiting  r running  e ended  s started  n name  q quit"
@@ -40,13 +38,7 @@ IN_A_PIPE = 50
 @place_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object, once.")
 def top(
-    queue: str | None,
-    by: str | None,
-    sort: str,
-    every: float,
-    app: str | None,
-    url: str | None,
-    as_json: bool,
+    queue: str | None, by: str | None, sort: str, every: float, app: str | None, url: str | None, as_json: bool
 ) -> None:
     """Watch the keys of a queue, or of the busiest queues. Looking changes nothing.
 
@@ -65,7 +57,7 @@ def top(
         run_until_stopped(lambda: _Top(queue, by, sort).run(every, app, url))
         return
     asked = _Top(queue, by, sort)
-    tell(look(lambda store: asked.ask(store, IN_A_PIPE), app, url), draw_ranking, as_json)
+    tell(look(lambda operations: asked.ask(operations, IN_A_PIPE), app, url), draw_ranking, as_json)
 
 
 class _Top:
@@ -73,41 +65,29 @@ class _Top:
 
     def __init__(self, queue: str | None, by: str | None, sort: str) -> None:
         self._queue, self._by, self._sort = queue, by, sort
-        self._is_left = asyncio.Event()
 
-    async def ask(self, store: Store, limit: int) -> Ranking:
-        return await rank_keys(store, self._queue, self._by, sort=self._sort, limit=limit)
+    async def ask(self, operations: Operations, limit: int) -> Ranking:
+        return await operations.keys.rank(self._queue, self._by, sort=self._sort, limit=limit)
 
     async def run(self, every: float, app: str | None, url: str | None) -> None:
         console, ticker = make_console(), Ticker(every)
-        async with existing_store(app_of(app, url)) as store:
+        async with operations_on(app_of(app, url)) as operations:
             with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
                 screen = Screen(lambda lines: live.update(Group(*lines), refresh=True))
-                with pressed_keys(lambda key: self._press(key, ticker)):
-                    watching = asyncio.create_task(
-                        watch(
-                            lambda: self.ask(store, max(1, console.height - AROUND)),
-                            lambda ranking: screen.show(draw_ranking(ranking, console.width, help=HELP)),
-                            screen.lost,
-                            ticker,
-                        )
+                watching = asyncio.create_task(
+                    watch(
+                        lambda: self.ask(operations, max(1, console.height - AROUND)),
+                        lambda ranking: screen.show(draw_ranking(ranking, console.width, help=HELP)),
+                        screen.lost,
+                        ticker,
                     )
-                    await self._until_left(watching)
+                )
+                with pressed_keys(lambda key: self._press(key, ticker, watching)), suppress(asyncio.CancelledError):
+                    await watching
 
-    async def _until_left(self, watching: asyncio.Task[None]) -> None:
-        """Until somebody quits, or something goes wrong that looking again does not heal."""
-        leaving = asyncio.create_task(self._is_left.wait())
-        try:
-            await asyncio.wait({watching, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leaving.cancel()
-            watching.cancel()
-        if watching.done():
-            watching.result()
-
-    def _press(self, key: str, ticker: Ticker) -> None:
+    def _press(self, key: str, ticker: Ticker, watching: asyncio.Task[None]) -> None:
         if key.lower() == "q":
-            self._is_left.set()
+            watching.cancel()
         elif key.lower() in SORTS:
             self._sort = SORTS[key.lower()]
             ticker.hurry()

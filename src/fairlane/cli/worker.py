@@ -126,23 +126,12 @@ def worker(
     app: str,
     queues: str | None,
     slots: tuple[str, ...],
-    order: str,
-    concurrency: int,
-    processes: int,
-    lease: str,
-    drain_timeout: str,
-    long_run: str,
-    name: str | None,
-    metrics_port: int | None,
-    metrics_host: str,
-    metrics_fleet: bool,
-    metrics_keys: int,
-    traces: str,
     banner: bool,
     log_level: str,
     log_format: str,
     mate: int | None,
     black_box: int | None,
+    **options: Any,
 ) -> None:
     """Run the jobs of an app.
 
@@ -159,14 +148,14 @@ def worker(
       fairlane worker shop:app --metrics-port 9100 --log-format json
     """
     end_well_when_stopped_early()
+    name, traces, processes = options["name"], options["traces"], options["processes"]
     log_to_stderr(log_level, log_format, name)
     # Loaded and checked here even when other processes run the jobs: a mistake is told once, and not by each of them.
     loaded = load_app(app)
-    is_nested = traces == "nested"
     if mate is not None and black_box is not None:
         _spare_the_collector()
-        options = WorkerOptions(concurrency=concurrency, name=name, traces="nested" if is_nested else "linked")
-        run_mate(loaded, options, mate, black_box)
+        of_mate = WorkerOptions(concurrency=options["concurrency"], name=name, traces=traces)
+        run_mate(loaded, of_mate, mate, black_box)
         return
     declared = loaded.queue_names
     # What an engine runs is served here only if it is named.
@@ -183,26 +172,12 @@ def worker(
         "--log-level": log_level,
         "--log-format": log_format,
     }
-    options = WorkerOptions(
-        queues=queue_shares(queues, slots, own),
-        order="strict" if order == "strict" else "weighted",
-        concurrency=concurrency,
-        lease=lease,
-        drain_timeout=drain_timeout,
-        long_run=long_run,
-        processes=processes,
-        command=command_of_worker([app, "--no-banner", *(part for option in given.items() for part in option)]),
-        name=name,
-        metrics_port=metrics_port,
-        metrics_host=metrics_host,
-        metrics_fleet=metrics_fleet,
-        metrics_keys=metrics_keys,
-        traces="nested" if is_nested else "linked",
-    )
+    command = command_of_worker([app, "--no-banner", *(part for option in given.items() for part in option)])
+    chosen = WorkerOptions(queues=queue_shares(queues, slots, own), command=command, **options)
     if banner:
-        _log_banner(app, loaded, options.serving(own), processes)
+        _log_banner(app, loaded, chosen.serving(own), processes)
     _spare_the_collector()
-    raise SystemExit(run_worker(loaded, options))
+    raise SystemExit(run_worker(loaded, chosen))
 
 
 def end_well_when_stopped_early() -> None:

@@ -12,7 +12,6 @@ from fairlane.cli.job_selection import app_or_url_options
 from fairlane.cli.output import look, tell
 from fairlane.cli.tables import ago, columns, wait, wrapped
 from fairlane.clock import as_instant
-from fairlane.operations import list_workers
 from fairlane.operations.views import WorkerList, WorkerView
 
 HEADINGS = ("WORKER", "STATE", "SLOTS", "WAIT", "UP", "SEEN", "CLOCK", "QUEUES")
@@ -47,7 +46,7 @@ def workers(check: bool, app: str | None, url: str | None, as_json: bool) -> Non
       fairlane workers --check
       fairlane workers --json | jq '.workers[] | select(.is_late)'
     """
-    found = look(list_workers, app, url)
+    found = look(lambda operations: operations.workers.list(), app, url)
     tell(found, draw_workers, as_json)
     if check and any(each.state in ("late", "unwell", "blocked") for each in found.workers):
         sys.exit(1)

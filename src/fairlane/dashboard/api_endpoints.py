@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
@@ -108,6 +109,8 @@ class Operation:
     """What it says, for `openapi.json`."""
     carry_out: Answer
     _: KW_ONLY
+    act: str = ""
+    """Of an action, the method of `operations`: `queues.pause`."""
     query: type[msgspec.Struct] = shapes.NoQuery
     body: type[msgspec.Struct] | None = None
     role: Role = Role.VIEWER
@@ -140,17 +143,17 @@ def _list(name: str, describe: Callable[[Any], object]) -> Callable[[Iterable[An
 
 def _keys_of_queue(asked: Asked) -> Awaitable[object]:
     options = msgspec.structs.asdict(asked.given)
-    return asked.operations.list_keys(asked.queue, held_only=options.pop("held"), **options)
+    return asked.operations.keys.list(asked.queue, held_only=options.pop("held"), **options)
 
 
 def _page_of_audit(asked: Asked) -> Awaitable[AuditPage]:
     given = asked.given
-    return asked.operations.list_audit(given.queue, before=given.after, limit=given.limit)
+    return asked.operations.audit.list(given.queue, before=given.after, limit=given.limit)
 
 
 def _jobs_in(asked: Asked, state: str | None) -> Awaitable[object]:
     wanted = _filter(asked.given, state, _keys(asked.given.key))
-    return asked.operations.list_jobs(wanted, asked.given.limit, asked.given.after, looks=LOOKS)
+    return asked.operations.jobs.list(wanted, asked.given.limit, asked.given.after, looks=LOOKS)
 
 
 async def _openapi(asked: Asked) -> object:
@@ -160,7 +163,7 @@ async def _openapi(asked: Asked) -> object:
 
 
 async def _simulate(asked: Asked) -> object:
-    tried = await asked.operations.try_policies(**msgspec.structs.asdict(asked.given))
+    tried = await asked.operations.trials.run(**msgspec.structs.asdict(asked.given))
     slowest = [
         replace(each, keys=tuple(sorted(each.keys, key=lambda group: -group.waits.p95)[:SHOWN_KEYS]))
         for each, _ in tried
@@ -198,100 +201,104 @@ def _selection(ids: list[UUID] | None, wanted: shapes.JobChoice | None) -> Selec
     return _filter(wanted, wanted.state, wanted.keys)
 
 
-def _action(name: str, describe: Callable[[Any], dict[str, Any]]) -> Answer:
-    """A method of `operations` that takes the variable part of the path, and what is sent by the names that it has."""
+def _action(act: str, describe: Callable[[Any], dict[str, Any]]) -> Answer:
+    """A method of `operations` (`queues.pause`) that takes the variable part of the path, and what is sent by name."""
 
     async def carry_out(asked: Asked) -> object:
         options = asked.options
         if "filter" in options:
             options["selection"] = _selection(options.pop("ids"), options.pop("filter"))
-        act: Callable[..., Awaitable[Any]] = getattr(asked.operations, name)
-        return describe(await act(*asked.place.values(), **options)) | {"dry_run": asked.given.dry_run}
+        carried_out: Callable[..., Awaitable[Any]] = attrgetter(act)(asked.operations)
+        return describe(await carried_out(*asked.place.values(), **options)) | {"dry_run": asked.given.dry_run}
 
     return carry_out
 
 
 # fmt: off
-CHANGES: tuple[tuple[str, str, str, type[msgspec.Struct]], ...] = (
-    ("pause", "pause", "Start nothing more of a queue, a key or a task. What runs goes on.", shapes.Pause),
-    ("resume", "resume", "End a pause: the one of exactly this queue, key or task.", shapes.Resume),
-    ("set_limit", "limit/set", "Give a limit another bound for one key.", shapes.SetLimit),
-    ("clear_limit", "limit/clear", "Let a key have the bound again that the policy declares.", shapes.ClearLimit),
-    ("set_weight", "weight/set", "Give a flow another weight.", shapes.SetWeight),
-    ("boost", "weight/boost", "Multiply a flow's weight.", shapes.Boost),
-    ("clear_weight", "weight/clear", "Let a flow have the weight again that the policy declares, and no boost.",
-     shapes.ClearWeight),
-    ("suspend", "suspend", "Let no limit of a queue hold anything back. All go on counting.", shapes.ChangeForAWhile),
-    ("unsuspend", "unsuspend", "Let the limits of a queue hold again.", shapes.Change),
+CHANGES: tuple[tuple[str, str, str, str, type[msgspec.Struct]], ...] = (
+    ("pause", "queues.pause", "pause", "Start nothing more of a queue, a key or a task. What runs goes on.",
+     shapes.Pause),
+    ("resume", "queues.resume", "resume", "End a pause: the one of exactly this queue, key or task.", shapes.Resume),
+    ("set_limit", "limits.set", "limit/set", "Give a limit another bound for one key.", shapes.SetLimit),
+    ("clear_limit", "limits.clear", "limit/clear", "Let a key have the bound again that the policy declares.",
+     shapes.ClearLimit),
+    ("set_weight", "weights.set", "weight/set", "Give a flow another weight.", shapes.SetWeight),
+    ("boost", "weights.boost", "weight/boost", "Multiply a flow's weight.", shapes.Boost),
+    ("clear_weight", "weights.clear", "weight/clear",
+     "Let a flow have the weight again that the policy declares, and no boost.", shapes.ClearWeight),
+    ("suspend", "queues.suspend", "suspend", "Let no limit of a queue hold anything back. All go on counting.",
+     shapes.ChangeForAWhile),
+    ("unsuspend", "queues.unsuspend", "unsuspend", "Let the limits of a queue hold again.", shapes.Change),
 )
-OF_JOBS: tuple[tuple[str, str, str, type[msgspec.Struct]], ...] = (
-    ("cancel_jobs", "cancel", "Cancel jobs that wait, ask those that run to stop.", shapes.ActOnJobs),
-    ("retry_jobs", "retry", "Let scheduled jobs be due now.", shapes.ActOnJobs),
-    ("replay_jobs", "replay", "Put dead jobs back, cancelled ones too if they are named or asked for.",
+OF_JOBS: tuple[tuple[str, str, type[msgspec.Struct]], ...] = (
+    ("cancel", "Cancel jobs that wait, ask those that run to stop.", shapes.ActOnJobs),
+    ("retry", "Let scheduled jobs be due now.", shapes.ActOnJobs),
+    ("replay", "Put dead jobs back, cancelled ones too if they are named or asked for.",
      shapes.ReplayJobs),
-    ("purge_jobs", "purge", "Remove dead jobs for good, done and cancelled ones if they are named or asked for.",
+    ("purge", "Remove dead jobs for good, done and cancelled ones if they are named or asked for.",
      shapes.ActOnJobs),
-    ("force_jobs", "force", "Let waiting jobs start next, whatever their limits say; every limit counts them.",
+    ("force", "Let waiting jobs start next, whatever their limits say; every limit counts them.",
      shapes.ForceJobs),
 )
 OF_SCHEDULES = (
-    ("pause_schedule", "pause", "Fire a schedule no more. Slots that come meanwhile are not made up for."),
-    ("resume_schedule", "resume", "Let a schedule fire again, from its next slot on."),
-    ("trigger_schedule", "trigger", "Let a worker fire a schedule once, beside its slots, also if paused."),
+    ("pause", "Fire a schedule no more. Slots that come meanwhile are not made up for."),
+    ("resume", "Let a schedule fire again, from its next slot on."),
+    ("trigger", "Let a worker fire a schedule once, beside its slots, also if paused."),
 )
 OPERATIONS: tuple[Operation, ...] = (
     Operation("overview", "/overview", "Is work flowing, who waits and why, and what can be done about it.", Overview,
               _look(lambda asked: asked.operations.overview())),
     Operation("list_queues", "/queues", "Every queue at a glance.", shapes.QueueList,
-              _look(lambda asked: asked.operations.list_queues(), lambda found: {"queues": found})),
+              _look(lambda asked: asked.operations.queues.list(), lambda found: {"queues": found})),
     Operation("show_queue", "/queues/{queue}", "One queue: its policy in words, its limits, its partitions, its last "
-              "hour.", OneQueue, _look(lambda asked: asked.operations.show_queue(asked.queue))),
+              "hour.", OneQueue, _look(lambda asked: asked.operations.queues.show(asked.queue))),
     Operation("list_keys", "/queues/{queue}/keys", "A page of a queue's keys, by one of its scopes.", KeyList,
               _look(_keys_of_queue), query=shapes.KeysQuery),
     Operation("show_key", "/queues/{queue}/key", "One key: what waits, runs and comes next, its limits and what holds "
-              "it.", OneKey, _look(lambda asked: asked.operations.show_key(asked.queue, _keys(asked.given.key))),
+              "it.", OneKey, _look(lambda asked: asked.operations.keys.show(asked.queue, _keys(asked.given.key))),
               query=shapes.KeyQuery),
     Operation("explain_queue", "/queues/{queue}/explain", "Everything that holds a queue, or some keys of it.",
               shapes.ExplanationShown,
-              _look(lambda asked: asked.operations.explain_queue(asked.queue, _keys(asked.given.key)),
+              _look(lambda asked: asked.operations.queues.explain(asked.queue, _keys(asked.given.key)),
                     describe_explanation), query=shapes.ExplainQuery),
     Operation("list_limits", "/queues/{queue}/limits", "Every limit of a queue: declared, in force, and who changed "
               "it.", shapes.LimitList,
-              _look(lambda asked: asked.operations.list_limits(asked.queue), _list("limits", describe_limit))),
+              _look(lambda asked: asked.operations.limits.list(asked.queue), _list("limits", describe_limit))),
     Operation("list_jobs", "/jobs", "Jobs that fit, the newest first.", shapes.JobList,
               _look(lambda asked: _jobs_in(asked, asked.given.state), describe_page), query=shapes.JobsQuery,
               fails=(404,)),
     Operation("list_dead", "/dead", "Dead jobs, the last to die first.", shapes.JobList,
               _look(lambda asked: _jobs_in(asked, "dead"), describe_page), query=shapes.DeadQuery, fails=(404,)),
     Operation("show_job", "/jobs/{job}", "Everything about one job.", shapes.OneJob,
-              _look(lambda asked: asked.operations.show_job(asked.job), describe_details)),
+              _look(lambda asked: asked.operations.jobs.show(asked.job), describe_details)),
     Operation("explain_job", "/jobs/{job}/explain", "Everything that holds a job.", shapes.ExplanationShown,
-              _look(lambda asked: asked.operations.explain_job(asked.job), describe_explanation)),
+              _look(lambda asked: asked.operations.jobs.explain(asked.job), describe_explanation)),
     Operation("list_workers", "/workers", "Every worker, and those that have gone silent.", WorkerList,
-              _look(lambda asked: asked.operations.list_workers())),
+              _look(lambda asked: asked.operations.workers.list())),
     Operation("list_schedules", "/schedules", "Every schedule: when it is due, what it enqueues, what it enqueued "
               "last.", shapes.ScheduleList,
-              _look(lambda asked: asked.operations.list_schedules(), _list("schedules", describe_schedule))),
+              _look(lambda asked: asked.operations.schedules.list(), _list("schedules", describe_schedule))),
     Operation("list_audit", "/audit", "What operators did, the newest first.", shapes.AuditList,
               _look(_page_of_audit, lambda page: {"entries": [describe_entry(each) for each in page.entries],
                                                   "after": page.before}), query=shapes.AuditQuery),
     Operation("show_policies", "/policies", "The policies in force, and where the program at hand declares another "
               "one.", shapes.PolicyList,
-              _look(lambda asked: asked.operations.show_policies(), _list("policies", describe_policy))),
+              _look(lambda asked: asked.operations.policies.show(), _list("policies", describe_policy))),
     Operation("diagnose", "/findings", "What is wrong with the queues of this database.", shapes.FindingList,
               _look(lambda asked: asked.operations.diagnose(), lambda found: {"findings": found})),
     Operation("openapi", "/openapi.json", "This description.", dict[str, Any], _openapi),
     # It changes nothing, so viewers may; it is bounded, and one at a time.
     Operation("try_policies", "/simulate", "Try policies side by side on a virtual clock. Touches no queue.",
               shapes.SimulationList, _simulate, body=shapes.Simulate, fails=(404,)),
-    *(Operation(name, f"/queues/{{queue}}/{what}", summary, shapes.ChangeMade, _action(name, describe_change),
+    *(Operation(name, f"/queues/{{queue}}/{what}", summary, shapes.ChangeMade, _action(act, describe_change), act=act,
                 body=body, role=Role.OPERATOR)
-      for name, what, summary, body in CHANGES),
-    *(Operation(name, f"/jobs/{what}", summary, shapes.ReportShown, _action(name, describe_report), body=body,
+      for name, act, what, summary, body in CHANGES),
+    *(Operation(f"{what}_jobs", f"/jobs/{what}", summary, shapes.ReportShown, _action(f"jobs.{what}", describe_report),
+                act=f"jobs.{what}", body=body, role=Role.OPERATOR, fails=(404,))
+      for what, summary, body in OF_JOBS),
+    *(Operation(f"{what}_schedule", f"/schedules/{what}", summary, shapes.ScheduleChange,
+                _action(f"schedules.{what}", describe_schedule), act=f"schedules.{what}", body=shapes.ChangeSchedule,
                 role=Role.OPERATOR, fails=(404,))
-      for name, what, summary, body in OF_JOBS),
-    *(Operation(name, f"/schedules/{what}", summary, shapes.ScheduleChange, _action(name, describe_schedule),
-                body=shapes.ChangeSchedule, role=Role.OPERATOR, fails=(404,))
-      for name, what, summary in OF_SCHEDULES),
+      for what, summary in OF_SCHEDULES),
 )
 # fmt: on

@@ -16,8 +16,10 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from fairlane.job import AttemptRecord, JobRecord
-from fairlane.operations import LIMIT, Finding, Report, ScheduleView, exported_columns
 from fairlane.operations import Change as ChangeValue
+from fairlane.operations import Report, ScheduleView, exported_columns
+from fairlane.operations.diagnosis import Finding
+from fairlane.operations.jobs import LIMIT
 from fairlane.operations.keys import MOST_KEYS
 from fairlane.operations.trials import MOST_POLICIES, MOST_SLOTS
 from fairlane.operations.views import KeySort, QueueView

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
@@ -268,7 +269,7 @@ def _changing(method: str, *options: str) -> CarryOut:
 
     async def carry_out(operations: Operations, fields: Fields, intent: Intent) -> Told:
         given = {name: OPTIONS[name](fields) for name in options}
-        return told_of_change(await getattr(operations, method)(_given(fields, "queue"), **given, **intent))
+        return told_of_change(await attrgetter(method)(operations)(_given(fields, "queue"), **given, **intent))
 
     return carry_out
 
@@ -281,7 +282,7 @@ async def _restore(operations: Operations, fields: Fields, intent: Intent) -> To
     except msgspec.DecodeError:
         raise ConfigurationError("what is to be restored? The form did not say") from None
     queue = _given(fields, "queue")
-    return told_of_change(await operations.restore_overrides(queue, overrides, ending=ending, **intent))
+    return told_of_change(await operations.overrides.restore(queue, overrides, ending=ending, **intent))
 
 
 # Jobs.
@@ -294,25 +295,25 @@ def _handling(method: str) -> CarryOut:
         named = fields.get("job", "").strip()
         chosen: Selection = [job_from(named)] if named else filter_from(fields)
         options: dict[str, Any] = {"limit": limit_from(fields)}
-        if method == "replay_jobs":
+        if method == "jobs.replay":
             options["delay"] = fields.get("delay", "").strip() or None
             options["on_conflict"] = checked_on_replay_conflict(fields.get("on_conflict") or "reject")
-        if method == "purge_jobs" and isinstance(chosen, JobFilter) and chosen.state is None:
+        if method == "jobs.purge" and isinstance(chosen, JobFilter) and chosen.state is None:
             chosen = filter_from(fields, state=State.DEAD)
-        return told_of_report(await getattr(operations, method)(chosen, **options, **intent))
+        return told_of_report(await attrgetter(method)(operations)(chosen, **options, **intent))
 
     return carry_out
 
 
 async def _force(operations: Operations, fields: Fields, intent: Intent) -> Told:
-    return told_of_report(await operations.force_jobs([job_from(fields.get("job", ""))], **intent))
+    return told_of_report(await operations.jobs.force([job_from(fields.get("job", ""))], **intent))
 
 
 # Schedules.
 
 
 async def _pause_schedule(operations: Operations, fields: Fields, intent: Intent) -> Told:
-    view, dry_run = await operations.pause_schedule(_given(fields, "schedule"), **intent), intent["dry_run"]
+    view, dry_run = await operations.schedules.pause(_given(fields, "schedule"), **intent), intent["dry_run"]
     if dry_run and view.is_paused:
         return Told(headline=f"{view.name} is paused already", is_nothing=True)
     left_out = [] if view.next_at is None else [f"the first slot that is left out: {clock(view.next_at)} UTC"]
@@ -324,7 +325,7 @@ async def _pause_schedule(operations: Operations, fields: Fields, intent: Intent
 
 
 async def _resume_schedule(operations: Operations, fields: Fields, intent: Intent) -> Told:
-    view, dry_run = await operations.resume_schedule(_given(fields, "schedule"), **intent), intent["dry_run"]
+    view, dry_run = await operations.schedules.resume(_given(fields, "schedule"), **intent), intent["dry_run"]
     if dry_run and not view.is_paused:
         return Told(headline=f"{view.name} is not paused", is_nothing=True)
     first = view.resumes_at if dry_run else view.next_at
@@ -337,7 +338,7 @@ async def _resume_schedule(operations: Operations, fields: Fields, intent: Inten
 
 
 async def _trigger_schedule(operations: Operations, fields: Fields, intent: Intent) -> Told:
-    view = await operations.trigger_schedule(_given(fields, "schedule"), **intent)
+    view = await operations.schedules.trigger(_given(fields, "schedule"), **intent)
     happens = "would be fired once, beside its slots" if intent["dry_run"] else "is triggered"
     return Told(
         headline=f"{view.name} {happens}",
@@ -369,16 +370,16 @@ PURGE = Deed("purge-jobs", "Purge", _handling("purge_jobs"), button="Purge for g
              afterwards="They are gone with their history. This cannot be undone.")
 DEEDS: tuple[Deed, ...] = (
     CANCEL, RETRY, FORCE, REPLAY, PURGE,
-    Deed("pause", "Pause", _changing("pause", "keys", "expires_in"), lasts=True),
-    Deed("resume", "Resume", _changing("resume", "keys")),
-    Deed("suspend", "Suspend all limits", _changing("suspend", "expires_in"), lasts=True, button="Suspend",
+    Deed("pause", "Pause", _changing("queues.pause", "keys", "expires_in"), lasts=True),
+    Deed("resume", "Resume", _changing("queues.resume", "keys")),
+    Deed("suspend", "Suspend all limits", _changing("queues.suspend", "expires_in"), lasts=True, button="Suspend",
          warning="No limit of the queue holds anything back meanwhile. All go on counting."),
-    Deed("unsuspend", "Let limits hold again", _changing("unsuspend"), button="Let them hold"),
-    Deed("set-limit", "Change a limit", _changing("set_limit", "limit", "value", "keys", "expires_in"),
+    Deed("unsuspend", "Let limits hold again", _changing("queues.unsuspend"), button="Let them hold"),
+    Deed("set-limit", "Change a limit", _changing("limits.set", "limit", "value", "keys", "expires_in"),
          button="Change it"),
-    Deed("clear-limit", "Back to the declared limit", _changing("clear_limit", "limit", "keys"), button="Clear"),
-    Deed("set-weight", "Change a weight", _changing("set_weight", "weight", "keys", "expires_in"), button="Change it"),
-    Deed("clear-weight", "Back to the declared weight", _changing("clear_weight", "keys"), button="Clear"),
+    Deed("clear-limit", "Back to the declared limit", _changing("limits.clear", "limit", "keys"), button="Clear"),
+    Deed("set-weight", "Change a weight", _changing("weights.set", "weight", "keys", "expires_in"), button="Change it"),
+    Deed("clear-weight", "Back to the declared weight", _changing("weights.clear", "keys"), button="Clear"),
     Deed("restore", "Restore what was there before", _restore, button="Restore"),
     Deed("pause-schedule", "Pause a schedule", _pause_schedule, button="Pause"),
     Deed("resume-schedule", "Resume a schedule", _resume_schedule, button="Resume"),

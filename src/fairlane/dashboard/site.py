@@ -279,7 +279,7 @@ NAMED_KEYS = 20
 
 def _scrape_route(app: App) -> Route:
     """However many scrape, the database is asked at most every ten seconds."""
-    fleet = Fleet(app.operations.fleet_figures, app.telemetry.failures, NAMED_KEYS)
+    fleet = Fleet(app.operations.metrics, app.telemetry.failures, NAMED_KEYS)
 
     async def tell_metrics(request: Request) -> Response:
         return PlainTextResponse(await fleet.text(), headers={"Content-Type": CONTENT_TYPE})

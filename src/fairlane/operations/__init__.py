@@ -1,7 +1,6 @@
 """What operators see and do, behind every surface: commands, `app.operations`, the JSON API and the dashboard."""
 
-from fairlane.operations.diagnosis import diagnose
-from fairlane.operations.diagnosis_fleet import about_no_database
+from fairlane.operations.diagnosis import Finding, Level, about_no_database
 from fairlane.operations.documents import (
     describe_attempt,
     describe_change,
@@ -18,71 +17,18 @@ from fairlane.operations.documents import (
     describe_policy,
     describe_policy_change,
     describe_report,
-    export_jobs,
+    describe_schedule,
     exported_columns,
 )
-from fairlane.operations.findings import Finding, Level
-from fairlane.operations.jobs import (
-    LIMIT,
-    JobDetails,
-    Report,
-    Selection,
-    cancel_jobs,
-    force_jobs,
-    list_jobs,
-    purge_jobs,
-    replay_jobs,
-    retry_jobs,
-    show_job,
-)
-from fairlane.operations.keys import list_keys, show_key
-from fairlane.operations.metrics import Figures, fleet_figures
-from fairlane.operations.overrides import (
-    Change,
-    LimitInForce,
-    OverrideInForce,
-    boost,
-    clear_limit,
-    clear_weight,
-    list_limits,
-    list_overrides,
-    pause,
-    restore_overrides,
-    resume,
-    set_limit,
-    set_weight,
-    suspend,
-    unsuspend,
-)
-from fairlane.operations.partitions import (
-    PartitionPlan,
-    Repartitioned,
-    change_partitions,
-    declared_by,
-    plan_partitions,
-)
-from fairlane.operations.policies import (
-    AuditPage,
-    PolicyChange,
-    PolicyInForce,
-    apply_policies,
-    diff_policies,
-    list_audit,
-    require_declared,
-    show_policies,
-)
-from fairlane.operations.queues import Ranking, list_queues, overview, rank_keys, show_queue
-from fairlane.operations.requests import Intent, find_limit, in_force, partitions_of, scope_of
-from fairlane.operations.schedules import (
-    ScheduleView,
-    describe_schedule,
-    list_schedules,
-    pause_schedule,
-    resume_schedule,
-    trigger_schedule,
-)
-from fairlane.operations.surface import Operations
-from fairlane.operations.trials import Tried, try_policies
+from fairlane.operations.jobs import LIMIT, JobDetails, Report, Selection
+from fairlane.operations.keys import Ranking
+from fairlane.operations.metrics import Figures
+from fairlane.operations.operations import Operations
+from fairlane.operations.overrides import Change, LimitInForce, OverrideInForce
+from fairlane.operations.partitions import PartitionPlan, Repartitioned
+from fairlane.operations.policies import AuditPage, PolicyChange, PolicyInForce
+from fairlane.operations.schedules import ScheduleView
+from fairlane.operations.trials import Tried
 from fairlane.operations.views import (
     Hint,
     KeyList,
@@ -94,7 +40,6 @@ from fairlane.operations.views import (
     WorkerList,
     WorkerView,
 )
-from fairlane.operations.workers import list_workers
 from fairlane.redaction import Disclosure
 from fairlane.scheduler.explain import Explanation
 from fairlane.store.operators import JobFilter
@@ -108,7 +53,6 @@ __all__ = [
     "Figures",
     "Finding",
     "Hint",
-    "Intent",
     "JobDetails",
     "JobFilter",
     "KeyList",
@@ -133,13 +77,6 @@ __all__ = [
     "WorkerList",
     "WorkerView",
     "about_no_database",
-    "apply_policies",
-    "boost",
-    "cancel_jobs",
-    "change_partitions",
-    "clear_limit",
-    "clear_weight",
-    "declared_by",
     "describe_attempt",
     "describe_change",
     "describe_details",
@@ -156,44 +93,5 @@ __all__ = [
     "describe_policy_change",
     "describe_report",
     "describe_schedule",
-    "diagnose",
-    "diff_policies",
-    "export_jobs",
     "exported_columns",
-    "find_limit",
-    "fleet_figures",
-    "force_jobs",
-    "in_force",
-    "list_audit",
-    "list_jobs",
-    "list_keys",
-    "list_limits",
-    "list_overrides",
-    "list_queues",
-    "list_schedules",
-    "list_workers",
-    "overview",
-    "partitions_of",
-    "pause",
-    "pause_schedule",
-    "plan_partitions",
-    "purge_jobs",
-    "rank_keys",
-    "replay_jobs",
-    "require_declared",
-    "restore_overrides",
-    "resume",
-    "resume_schedule",
-    "retry_jobs",
-    "scope_of",
-    "set_limit",
-    "set_weight",
-    "show_job",
-    "show_key",
-    "show_policies",
-    "show_queue",
-    "suspend",
-    "trigger_schedule",
-    "try_policies",
-    "unsuspend",
 ]

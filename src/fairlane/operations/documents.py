@@ -2,53 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import iso_text
-from fairlane.errors import ConfigurationError
 from fairlane.job import AttemptRecord, JobRecord
-from fairlane.operations.findings import Finding
+from fairlane.operations.diagnosis import Finding
 from fairlane.operations.jobs import JobDetails, Report, redacted, redacted_error
 from fairlane.operations.overrides import Change, LimitInForce, OverrideInForce
 from fairlane.operations.partitions import Repartitioned
 from fairlane.operations.policies import PolicyChange, PolicyInForce
-from fairlane.operations.requests import find_jobs
+from fairlane.operations.schedules import ScheduleView
 from fairlane.policy.overrides import EVERYONE, Override
 from fairlane.policy.policy import Difference
 from fairlane.redaction import Redactor
 from fairlane.store.audit import AuditEntry
-from fairlane.store.operators import JobFilter, JobPage
-from fairlane.store.protocol import Store
+from fairlane.store.operators import JobPage
+
+# fmt: off
+COLUMNS = (
+    "id", "queue", "task", "state", "priority", "keys", "attempt", "max_attempts", "replays", "context", "enqueued_at",
+    "due_at", "claimed_at", "finished_at", "worker", "error", "progress", "progress_message", "cancel_requested",
+    "has_on_dead",
+)
+# fmt: on
+
+
+def described(value: object, *names: str) -> dict[str, Any]:
+    """These fields of a value: moments in ISO 8601, ids and states as text."""
+    found = {name: getattr(value, name) for name in names}
+    for name, field in found.items():
+        if name == "at" or name.endswith("_at"):
+            found[name] = iso_text(field)
+        elif isinstance(field, UUID | Enum):
+            found[name] = str(field)
+    return found
 
 
 def describe_job(record: JobRecord) -> dict[str, Any]:
     """A job, without what it carries."""
-    return {
-        "id": str(record.id),
-        "queue": record.queue,
-        "task": record.task,
-        "state": str(record.state),
-        "priority": record.priority,
-        "keys": record.keys,
-        "attempt": record.attempt,
-        "max_attempts": record.max_attempts,
-        "replays": record.replays,
-        "context": record.context,
-        "enqueued_at": iso_text(record.enqueued_at),
-        "due_at": iso_text(record.due_at),
-        "claimed_at": iso_text(record.claimed_at),
-        "finished_at": iso_text(record.finished_at),
-        "worker": record.worker,
-        "error": record.error,
-        "progress": record.progress,
-        "progress_message": record.progress_message,
-        "cancel_requested": record.cancel_requested,
-        "has_on_dead": record.has_on_dead,
-    }
+    return described(record, *COLUMNS)
 
 
 def describe_page(page: JobPage) -> dict[str, Any]:
@@ -83,26 +81,13 @@ def describe_report(report: Report) -> dict[str, Any]:
 
 
 def describe_attempt(attempt: AttemptRecord) -> dict[str, Any]:
-    return {
-        "attempt": attempt.attempt,
-        "claimed_at": iso_text(attempt.claimed_at),
-        "ended_at": iso_text(attempt.ended_at),
-        "worker": attempt.worker,
-        "outcome": attempt.outcome,
-        "error": attempt.error,
-    }
+    return described(attempt, "attempt", "claimed_at", "ended_at", "worker", "outcome", "error")
 
 
 def describe_override(override: Override, everyone: str = EVERYONE) -> dict[str, Any]:
     return {
-        "kind": str(override.kind),
+        **described(override, "kind", "limit", "value", "expires_at", "set_at", "set_by", "reason"),
         "keys": dict(override.scope),
-        "limit": override.limit,
-        "value": override.value,
-        "expires_at": iso_text(override.expires_at),
-        "set_at": iso_text(override.set_at),
-        "set_by": override.set_by,
-        "reason": override.reason,
         "says": override.describe(everyone),
     }
 
@@ -163,85 +148,26 @@ def describe_policy_change(change: PolicyChange) -> dict[str, Any]:
 
 
 def _difference(difference: Difference) -> dict[str, Any]:
-    return {
-        "part": difference.part,
-        "before": difference.before,
-        "after": difference.after,
-        "says": difference.describe(),
-    }
+    return described(difference, "part", "before", "after") | {"says": difference.describe()}
 
 
 def describe_entry(entry: AuditEntry) -> dict[str, Any]:
-    return {
-        "id": entry.id,
-        "at": iso_text(entry.at),
-        "actor": entry.actor,
-        "action": entry.action,
-        "queue": entry.queue,
-        "target": entry.target,
-        "before": _decoded(entry.before),
-        "after": _decoded(entry.after),
-        "reason": entry.reason,
-    }
-
-
-def _decoded(document: str | None) -> Any:
-    return None if document is None else msgspec.json.decode(document)
+    before, after = (each and msgspec.json.decode(each) for each in (entry.before, entry.after))
+    names = ("id", "at", "actor", "action", "queue", "target", "reason")
+    return described(entry, *names) | {"before": before, "after": after}
 
 
 def describe_finding(finding: Finding) -> dict[str, Any]:
-    return {
-        "check": finding.check,
-        "level": str(finding.level),
-        "queue": finding.queue,
-        "message": finding.message,
-        "remedy": finding.remedy,
-    }
+    return described(finding, "check", "level", "queue", "message", "remedy")
 
 
 def describe_partitions(done: Repartitioned) -> dict[str, Any]:
-    plan = done.plan
     return {
-        "queue": plan.queue,
-        "before": plan.before,
-        "after": plan.after,
-        "by": list(plan.by),
+        **described(done.plan, "queue", "before", "after", "by", "gives_up", "waiting", "running"),
         "dry_run": done.is_dry_run,
-        "resumed": plan.is_resumed,
-        "gives_up": plan.gives_up,
-        "waiting": plan.waiting,
-        "running": plan.running,
+        "resumed": done.plan.is_resumed,
         "moved": done.moved,
     }
-
-
-PAGE = 200
-"""Jobs of one page: their payloads are in memory together."""
-# fmt: off
-COLUMNS = (
-    "id", "queue", "task", "state", "priority", "keys", "attempt", "max_attempts", "replays", "context", "enqueued_at",
-    "due_at", "claimed_at", "finished_at", "worker", "error", "progress", "progress_message", "cancel_requested",
-    "has_on_dead",
-)
-# fmt: on
-
-
-async def export_jobs(
-    store: Store, wanted: JobFilter, *, after: str | None = None, limit: int | None = None
-) -> AsyncIterator[JobPage]:
-    """Every job that fits, or the first `limit`, the newest first. Each page says where to go on after it; an empty one
-    is there to say how far the look has come."""
-    if limit is not None and limit < 1:
-        raise ConfigurationError(f"limit={limit} leaves nothing to export; give a number above 0, or leave it out")
-    left = limit
-    while True:
-        page = await find_jobs(store, wanted, after, PAGE if left is None else min(PAGE, left))
-        yield page
-        after = page.after
-        if left is not None:
-            left -= len(page.jobs)
-        if after is None or left == 0:
-            return
 
 
 def describe_exported(
@@ -258,3 +184,13 @@ def describe_exported(
 def exported_columns(*, with_payload: bool = False) -> tuple[str, ...]:
     """What `describe_exported` tells of each job, in that order."""
     return (*COLUMNS, "call", "result") if with_payload else COLUMNS
+
+
+def describe_schedule(view: ScheduleView) -> dict[str, Any]:
+    # fmt: off
+    names = (
+        "name", "state", "is_paused", "recurrence", "words", "missed", "task", "queue", "call", "next_at", "resumes_at",
+        "last_slot", "last_job", "last_fired_at", "declared_at", "triggers_waiting",
+    )
+    # fmt: on
+    return described(view, *names) | {"last_slot": iso_text(view.last_slot)}

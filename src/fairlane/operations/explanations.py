@@ -12,7 +12,7 @@ from fairlane.clock import SECOND, Instant, iso_text
 from fairlane.errors import ConfigurationError
 from fairlane.job import ENGINES_MESSAGE, State, stored_in
 from fairlane.operations.requests import find_jobs
-from fairlane.policy.keys import canonical_keys, key_words
+from fairlane.policy.keys import key_words
 from fairlane.policy.overrides import Override
 from fairlane.policy.partitions import parse_partition, partition_name, whole_of
 from fairlane.policy.policy import BoundLimit, Policy
@@ -33,16 +33,7 @@ MOST_LIMITS = 10
 """Limits that are named, for those that hold some of the jobs back."""
 
 
-async def explain_job(
-    store: Store, job: UUID, tasks: Collection[str] | None = None, forwarded: Collection[str] | None = ()
-) -> Explanation:
-    """Everything that holds a job, or `JobNotFound`. `tasks` are those that the app knows, if there is one;
-    `forwarded`, the queues that it leaves to an engine (`None`: no app is at hand)."""
-    facts, seen = await store.ask(lambda moment: _facts_of_job(moment, job))
-    return explain(facts, tasks, await _forwarded(store, facts, forwarded), seen)
-
-
-def _facts_of_job(moment: Moment, job: UUID) -> Looking[tuple[Facts, Seen | None]]:
+def facts_of_job(moment: Moment, job: UUID) -> Looking[tuple[Facts, Seen | None]]:
     """What holds a job, and how the last minutes of its queue went if it waits."""
     facts = yield from moment.examine(job=job)
     if facts.subject.state is not State.READY:
@@ -50,14 +41,6 @@ def _facts_of_job(moment: Moment, job: UUID) -> Looking[tuple[Facts, Seen | None
     queue = facts.subject.queue
     minutes = yield from moment.minutes([queue], facts.now - LOOKED_BACK)
     return facts, Seen(minutes[queue], facts.now)
-
-
-async def explain_queue(
-    store: Store, queue: str, keys: Mapping[str, object] | None = None, forwarded: Collection[str] | None = ()
-) -> Explanation:
-    """Everything that holds all jobs of a queue or of one partition of it, or all of some keys in it."""
-    found = await store.ask(lambda moment: explained(moment, queue, canonical_keys(keys or {})))
-    return found.told([await _forwarded(store, facts, forwarded) for facts, _ in found.parts])
 
 
 class Explained(msgspec.Struct, frozen=True):
@@ -81,7 +64,9 @@ def explained(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -
     if queue not in known:
         raise not_among(queue, known)
     policy = known[queue].policy
-    _check_names(policy, canonical)
+    told_apart = {name for by in (*policy.scopes, *policy.overrides.pauses) for name in by}
+    if unknown := [name for name in canonical if name not in told_apart]:
+        raise not_told_apart(policy, unknown)
     place = policy.partition
     if place is None or alone is not None:
         names = [queue]
@@ -103,20 +88,6 @@ async def is_routed(store: Store, queue: str) -> bool:
     return any(ENGINES_MESSAGE in stored_in(each) for each in contexts.values())
 
 
-async def has_jobs(store: Store, queue: str, keys: Mapping[str, object]) -> bool | None:
-    """Whether a job with these keys waits or runs; `None` where more would have to be read than one page looks at."""
-    canonical = canonical_keys(keys)
-    wanted = {name: value for name, value in canonical.items() if name != "task"}
-    is_known = True
-    for state in (State.READY, State.RUNNING, State.SCHEDULED):
-        asked = JobFilter(queue=queue, state=state, keys=wanted, task=canonical.get("task"))
-        page = await find_jobs(store, asked, None, 1)
-        if page.jobs:
-            return True
-        is_known = is_known and page.after is None
-    return False if is_known else None
-
-
 def not_told_apart(policy: Policy, names: Collection[str]) -> ConfigurationError:
     """Nothing is known of keys that a policy does not look at: a typo would be told that nothing holds it."""
     scopes = "; ".join(", ".join(by) for by in policy.scopes) or "none"
@@ -124,13 +95,7 @@ def not_told_apart(policy: Policy, names: Collection[str]) -> ConfigurationError
     return ConfigurationError(f"queue {policy.queue!r} has no {unknown}; its keys are: {scopes}")
 
 
-def _check_names(policy: Policy, keys: Mapping[str, str | None]) -> None:
-    known = {name for by in (*policy.scopes, *policy.overrides.pauses) for name in by}
-    if unknown := [name for name in keys if name not in known]:
-        raise not_told_apart(policy, unknown)
-
-
-async def _forwarded(store: Store, facts: Facts, forwarded: Collection[str] | None) -> Collection[str] | None:
+async def forwarded_at(store: Store, facts: Facts, forwarded: Collection[str] | None) -> Collection[str] | None:
     """The queues that an engine runs; where no app says so, and nobody serves this one, its jobs may."""
     if forwarded is not None or facts.service.is_served or not await is_routed(store, facts.subject.queue):
         return forwarded

@@ -7,8 +7,8 @@ it reports what was done, what was not, and why.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 from uuid import UUID, uuid4
@@ -16,14 +16,20 @@ from uuid import UUID, uuid4
 import msgspec
 
 from fairlane.clock import iso_text
+from fairlane.declaration_checks import checked_time
 from fairlane.errors import ConfigurationError, JobNotFound
 from fairlane.job import AttemptRecord, JobRecord, State
+from fairlane.operations.explanations import facts_of_job, forwarded_at
 from fairlane.operations.requests import find_jobs
+from fairlane.operations.section import Duration, Intent, OnProgress, Section
+from fairlane.parameters import checked_methods
 from fairlane.policy.unique import Holder, OnReplayConflict, checked_on_replay_conflict
 from fairlane.redaction import Part, Redactor
+from fairlane.scheduler.explain import Explanation, explain
 from fairlane.store import operators, records
 from fairlane.store.audit import Note
 from fairlane.store.operators import BUSY, CANCEL, FORCE, PURGE, REPLAY, RETRY, Action, Handled, JobFilter, JobPage
+from fairlane.store.procedures import Work
 from fairlane.store.protocol import Store
 
 LIMIT = 1_000
@@ -34,10 +40,12 @@ CANCELLED_TOGETHER = 50
 """The same where each is a statement of its own, and whoever claims one of them meanwhile waits."""
 SAMPLE = 10
 
+EXPORTED_AT_ONCE = 200
+"""Jobs of one page of an export: their payloads are in memory together."""
+
 Selection = Sequence[UUID] | JobFilter
 """Jobs named one by one, or all that fit."""
-OnProgress = Callable[[int], None]
-Do = Callable[[list[JobRecord]], Awaitable[list[Handled]]]
+Do = Callable[[list[UUID], Note], Awaitable[list[Handled]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,44 +84,171 @@ class Report:
         return sum(each.holder is not None for each in self.skipped)
 
 
-async def list_jobs(
-    store: Store,
-    wanted: JobFilter,
-    limit: int = 100,
-    after: str | None = None,
-    *,
-    looks: int | None = None,
-    redactor: Redactor | None = None,
-    on_progress: OnProgress | None = None,
-) -> JobPage:
-    """Jobs that fit, the newest first: as many as asked for, however many have to be looked at to find them.
+@checked_methods
+class Jobs(Section):
+    """`app.operations.jobs`: look at jobs, cancel, retry, replay, purge and force them."""
 
-    With `looks`, in so many looks of `LOOK_AT_MOST` jobs at most; then a page may be short and yet not the last one.
-    """
-    if limit < 1:
-        raise ConfigurationError(f"limit={limit} leaves nothing to show; give a number above 0")
-    if looks is not None and looks < 1:
-        raise ConfigurationError(f"looks={looks} leaves nothing to look at; give a number above 0, or leave it out")
-    found: list[JobRecord] = []
-    for look in count(1):
-        page = await find_jobs(store, wanted, after, limit - len(found))
-        found += page.jobs
-        after = page.after
-        if after is None or len(found) >= limit or look == looks:
-            break
-        if on_progress is not None:
-            on_progress(len(found))
-    return JobPage([redacted_error(redactor, each) for each in found], after)
+    async def show(self, job: UUID) -> JobDetails:
+        """Everything about one job, or `JobNotFound`. Of its call, its result and its errors, what may be seen."""
+        store, redactor = await self._store(), self._redactor
+        record = await store.job(job)
+        attempts = await store.run(records.attempts(job))
+        call, result = redacted(redactor, record)
+        if redactor is not None:
+            attempts = [msgspec.structs.replace(each, error=redactor.error(each.error, record)) for each in attempts]
+        return JobDetails(record=redacted_error(redactor, record), attempts=tuple(attempts), call=call, result=result)
 
+    async def explain(self, job: UUID, *, tasks: Collection[str] | None = None) -> Explanation:
+        """Everything that holds a job, or `JobNotFound`. With `tasks`, also whether its task is one of them."""
+        store = await self._store()
+        facts, seen = await store.ask(lambda moment: facts_of_job(moment, job))
+        return explain(facts, tasks, await forwarded_at(store, facts, self._source.forwarded), seen)
 
-async def show_job(store: Store, job: UUID, redactor: Redactor | None = None) -> JobDetails:
-    """Everything about one job, or `JobNotFound`. Of its call, its result and its errors, what may be seen."""
-    record = await store.job(job)
-    attempts = await store.run(records.attempts(job))
-    call, result = redacted(redactor, record)
-    if redactor is not None:
-        attempts = [msgspec.structs.replace(each, error=redactor.error(each.error, record)) for each in attempts]
-    return JobDetails(record=redacted_error(redactor, record), attempts=tuple(attempts), call=call, result=result)
+    async def export(
+        self, filter: JobFilter, *, after: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[JobPage]:
+        """Every job that fits, or the first `limit`, the newest first. Each page says where to go on after it; an empty
+        one is there to say how far the look has come."""
+        if limit is not None and limit < 1:
+            raise ConfigurationError(f"limit={limit} leaves nothing to export; give a number above 0, or leave it out")
+        store, left = await self._store(), limit
+        while True:
+            page = await find_jobs(store, filter, after, min(EXPORTED_AT_ONCE, left or EXPORTED_AT_ONCE))
+            yield page
+            after = page.after
+            if left is not None:
+                left -= len(page.jobs)
+            if after is None or left == 0:
+                return
+
+    async def cancel(
+        self,
+        selection: Selection,
+        *,
+        limit: int = LIMIT,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> Report:
+        """Cancel jobs that wait, ask those that run to stop."""
+        store, intent = await self._store(), self._intent(actor, reason, dry_run)
+
+        async def cancel(jobs: list[UUID], note: Note) -> list[Handled]:
+            handled = await store.run(operators.cancel_jobs(jobs, note))
+            # One at a time it can be waited for: nobody waits for us then.
+            busy = [each.job for each in handled if each.skipped == BUSY]
+            alone = [await store.run(operators.cancel_jobs([job], errand.next_note(note), waits=True)) for job in busy]
+            return [each for each in handled if each.skipped != BUSY] + [each for one in alone for each in one]
+
+        errand = _Errand(store, CANCEL, "cancel", cancel, intent, on_progress, batch=CANCELLED_TOGETHER)
+        return await errand.run(selection, None, limit)
+
+    async def retry(
+        self,
+        selection: Selection,
+        *,
+        limit: int = LIMIT,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> Report:
+        """Let scheduled jobs be due now, whether they wait for a backoff or for their time."""
+        store, intent = await self._store(), self._intent(actor, reason, dry_run)
+        errand = _Errand(store, RETRY, "retry", _performed(store, operators.retry_now), intent, on_progress)
+        return await errand.run(selection, State.SCHEDULED, limit)
+
+    async def replay(
+        self,
+        selection: Selection,
+        *,
+        delay: Duration | None = None,
+        on_conflict: OnReplayConflict = "reject",
+        limit: int = LIMIT,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> Report:
+        """Put dead jobs back, cancelled ones too if they are named or asked for.
+
+        A job whose unique key another job holds is skipped (`report.held` counts them); with `on_conflict="replace"`
+        only if that one runs, and one that waits is cancelled. Of several with the same key one comes back, however
+        many transactions that takes.
+        """
+        store, intent = await self._store(), self._intent(actor, reason, dry_run)
+        wait = None if delay is None else checked_time("delay", delay)
+        chosen = checked_on_replay_conflict(on_conflict)
+        taken: dict[bytes, Holder] = {}
+
+        async def replay(jobs: list[UUID], note: Note) -> list[Handled]:
+            handled = await store.replay(jobs, wait, note, on_conflict=chosen, earlier=taken, dry_run=dry_run)
+            taken.update(each.took for each in handled if each.took is not None)
+            return handled
+
+        errand = _Errand(store, REPLAY, "replay", replay, intent, on_progress, can_foresee=True)
+        return await errand.run(selection, State.DEAD, limit)
+
+    async def purge(
+        self,
+        selection: Selection,
+        *,
+        limit: int = LIMIT,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> Report:
+        """Remove dead jobs for good, done and cancelled ones too if they are named or asked for."""
+        store, intent = await self._store(), self._intent(actor, reason, dry_run)
+        errand = _Errand(store, PURGE, "purge", _performed(store, operators.purge), intent, on_progress)
+        return await errand.run(selection, State.DEAD, limit)
+
+    async def force(
+        self,
+        ids: Sequence[UUID],
+        *,
+        limit: int = LIMIT,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> Report:
+        """Let waiting jobs start next, whatever their limits say; every limit counts them."""
+        store, intent = await self._store(), self._intent(actor, reason, dry_run)
+        errand = _Errand(store, FORCE, "force", _performed(store, operators.force), intent, on_progress)
+        return await errand.run(ids, None, limit)
+
+    # Last: below it, `list` in an annotation would be this method.
+    async def list(
+        self,
+        filter: JobFilter,
+        limit: int = 100,
+        after: str | None = None,
+        *,
+        looks: int | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> JobPage:
+        """Jobs that fit, the newest first: as many as asked for, however many have to be looked at to find them.
+
+        With `looks`, in so many looks of `LOOK_AT_MOST` jobs at most; then a page may be short and yet not the last.
+        """
+        if limit < 1:
+            raise ConfigurationError(f"limit={limit} leaves nothing to show; give a number above 0")
+        if looks is not None and looks < 1:
+            raise ConfigurationError(f"looks={looks} leaves nothing to look at; give a number above 0, or leave it out")
+        store = await self._store()
+        found: list[JobRecord] = []
+        for look in count(1):
+            page = await find_jobs(store, filter, after, limit - len(found))
+            found += page.jobs
+            after = page.after
+            if after is None or len(found) >= limit or look == looks:
+                break
+            if on_progress is not None:
+                on_progress(len(found))
+        return JobPage([redacted_error(self._redactor, each) for each in found], after)
 
 
 def redacted(redactor: Redactor | None, record: JobRecord) -> tuple[Any, Any]:
@@ -131,133 +266,95 @@ def redacted_error(redactor: Redactor | None, record: JobRecord) -> JobRecord:
     return msgspec.structs.replace(record, error=redactor.error(record.error, record))
 
 
-async def replay_jobs(
-    store: Store,
-    selection: Selection,
-    *,
-    actor: str,
-    reason: str = "",
-    delay: int | None = None,
-    on_conflict: OnReplayConflict = "reject",
-    limit: int = LIMIT,
-    dry_run: bool = False,
-    on_progress: OnProgress | None = None,
-) -> Report:
-    """Put dead jobs back, cancelled ones too if they are named or asked for; at once, or in `delay` microseconds.
-
-    A job whose unique key another job holds is skipped; with `on_conflict="replace"` only if that one runs, and one
-    that waits is cancelled. Of several with the same key one comes back, however many transactions that takes.
-    """
-    act = _Act(actor, "replay", reason, selection)
-    chosen = checked_on_replay_conflict(on_conflict)
-    taken: dict[bytes, Holder] = {}
-
-    async def do(jobs: list[JobRecord]) -> list[Handled]:
-        ids = [each.id for each in jobs]
-        handled = await store.replay(ids, delay, act.note(jobs), on_conflict=chosen, earlier=taken, dry_run=dry_run)
-        taken.update(each.took for each in handled if each.took is not None)
-        return handled
-
-    errand = _Errand(store, REPLAY, do, on_progress, can_foresee=True)
-    return await errand.run(_narrowed(REPLAY, selection, State.DEAD), limit, dry_run)
+def _performed(store: Store, procedure: Callable[[list[UUID], Note], Work[list[Handled]]]) -> Do:
+    return lambda jobs, note: store.run(procedure(jobs, note))
 
 
-async def purge_jobs(
-    store: Store,
-    selection: Selection,
-    *,
-    actor: str,
-    reason: str = "",
-    limit: int = LIMIT,
-    dry_run: bool = False,
-    on_progress: OnProgress | None = None,
-) -> Report:
-    """Remove dead jobs for good, done and cancelled ones too if they are named or asked for."""
-    act = _Act(actor, "purge", reason, selection)
+@dataclass(slots=True)
+class _Errand:
+    """One action over many jobs: however many transactions it takes, they are one entry of the audit."""
 
-    async def do(jobs: list[JobRecord]) -> list[Handled]:
-        return await store.run(operators.purge([each.id for each in jobs], act.note(jobs)))
+    store: Store
+    action: Action
+    verb: str
+    do: Do
+    intent: Intent
+    on_progress: OnProgress | None
+    batch: int = field(default_factory=lambda: BATCH)
+    can_foresee: bool = False
+    """Asked for a dry run, the store itself says what it would do: more than the state of a job decides."""
+    parts: count[int] = field(default_factory=count)
 
-    errand = _Errand(store, PURGE, do, on_progress)
-    return await errand.run(_narrowed(PURGE, selection, State.DEAD), limit, dry_run)
+    async def run(self, selection: Selection, usual: State | None, limit: int) -> Report:
+        if limit < 1:
+            raise ConfigurationError(f"limit={limit} leaves nothing to do; give a number above 0")
+        chosen, dry_run = self._narrowed(selection, usual), self.intent.dry_run
+        queue = chosen.queue if isinstance(chosen, JobFilter) else None
+        note = msgspec.structs.replace(self.intent.note(self.verb), about=_said(selection), act=uuid4())
+        report = Report(action=self.action.done, is_dry_run=dry_run, done=(), skipped=(), sample=(), more=False)
+        walk = self._walk(chosen, limit) if isinstance(chosen, JobFilter) else self._named(chosen, limit)
+        async for batch, absent, more in walk:
+            ids = [each.id for each in batch]
+            if dry_run and not self.can_foresee:
+                handled = self.action.handled(ids, {each.id: each.state for each in batch})
+            else:
+                # An entry has the queue of its jobs, if they are of one.
+                queues = {queue or each.queue for each in batch}
+                of = queues.pop() if len(queues) == 1 else None
+                handled = await self.do(ids, self.next_note(msgspec.structs.replace(note, queue=of)))
+            report = _with(report, batch, [*handled, *absent], more)
+            if self.on_progress is not None:
+                self.on_progress(len(report.done))
+        return report
 
+    def next_note(self, note: Note) -> Note:
+        """The same note, for the next transaction."""
+        return msgspec.structs.replace(note, part=next(self.parts))
 
-async def retry_jobs(
-    store: Store,
-    selection: Selection,
-    *,
-    actor: str,
-    reason: str = "",
-    limit: int = LIMIT,
-    dry_run: bool = False,
-    on_progress: OnProgress | None = None,
-) -> Report:
-    """Let scheduled jobs be due now, whether they wait for a backoff or for their time."""
-    act = _Act(actor, "retry", reason, selection)
+    def _narrowed(self, selection: Selection, usual: State | None) -> Selection:
+        """A filter that can bring only what the action is for."""
+        if not isinstance(selection, JobFilter):
+            return selection
+        if selection.state is None:
+            return msgspec.structs.replace(selection, state=usual)
+        if not self.action.applies_to(selection.state):
+            possible = ", ".join(str(state) for state in self.action.states)
+            raise ConfigurationError(f"{selection.state} jobs cannot be {self.action.done}; possible are: {possible}")
+        return selection
 
-    async def do(jobs: list[JobRecord]) -> list[Handled]:
-        return await store.run(operators.retry_now([each.id for each in jobs], act.note(jobs)))
+    async def _walk(self, wanted: JobFilter, limit: int) -> AsyncIterator[tuple[list[JobRecord], list[Handled], bool]]:
+        """Batches of what fits. Those that come meanwhile are newer than where the walk begins, and stay out of it."""
+        after: str | None = None
+        left = limit
+        while left > 0:
+            page = await find_jobs(self.store, wanted, after, min(self.batch, left))
+            batch = [each for each in page.jobs if self.action.applies_to(each.state)]
+            left -= len(batch)
+            after = page.after
+            more = False
+            if left <= 0 and after is not None:
+                page = await find_jobs(self.store, wanted, after, 1)
+                # Where a bounded look found nothing and has not come to the end, more cannot be ruled out.
+                more = bool(page.jobs) or page.after is not None
+            if batch:
+                yield batch, [], more
+            if after is None:
+                return
 
-    errand = _Errand(store, RETRY, do, on_progress)
-    return await errand.run(_narrowed(RETRY, selection, State.SCHEDULED), limit, dry_run)
-
-
-async def cancel_jobs(
-    store: Store,
-    selection: Selection,
-    *,
-    actor: str,
-    reason: str = "",
-    limit: int = LIMIT,
-    dry_run: bool = False,
-    on_progress: OnProgress | None = None,
-) -> Report:
-    """Cancel jobs that wait, ask those that run to stop."""
-    act = _Act(actor, "cancel", reason, selection)
-
-    async def do(jobs: list[JobRecord]) -> list[Handled]:
-        handled = await store.run(operators.cancel_jobs([each.id for each in jobs], act.note(jobs)))
-        # One at a time it can be waited for: nobody waits for us then.
-        busy = [each.job for each in handled if each.skipped == BUSY]
-        alone = [await store.run(operators.cancel_jobs([job], act.note(jobs), waits=True)) for job in busy]
-        return [each for each in handled if each.skipped != BUSY] + [each for one in alone for each in one]
-
-    errand = _Errand(store, CANCEL, do, on_progress, CANCELLED_TOGETHER)
-    return await errand.run(_narrowed(CANCEL, selection, None), limit, dry_run)
-
-
-async def force_jobs(
-    store: Store,
-    jobs: Sequence[UUID],
-    *,
-    actor: str,
-    reason: str = "",
-    limit: int = LIMIT,
-    dry_run: bool = False,
-    on_progress: OnProgress | None = None,
-) -> Report:
-    """Let waiting jobs start next, whatever their limits say; every limit counts them. Only jobs that are named."""
-    act = _Act(actor, "force", reason, jobs)
-
-    async def do(batch: list[JobRecord]) -> list[Handled]:
-        return await store.run(operators.force([each.id for each in batch], act.note(batch)))
-
-    return await _Errand(store, FORCE, do, on_progress).run(jobs, limit, dry_run)
-
-
-class _Act:
-    """One action, however many transactions it takes: all of them are one entry of the audit."""
-
-    def __init__(self, actor: str, action: str, reason: str, selection: Selection) -> None:
-        self._note = Note(actor=actor, action=action, reason=reason, about=_said(selection), act=uuid4())
-        self._parts = count()
-        self._queue = selection.queue if isinstance(selection, JobFilter) else None
-
-    def note(self, jobs: Sequence[JobRecord]) -> Note:
-        """What its next transaction leaves in the audit: with the queue of its jobs, if they are of one."""
-        queues = {each.queue for each in jobs}
-        queue = self._queue or (queues.pop() if len(queues) == 1 else None)
-        return msgspec.structs.replace(self._note, queue=queue, part=next(self._parts))
+    async def _named(
+        self, jobs: Sequence[UUID], limit: int
+    ) -> AsyncIterator[tuple[list[JobRecord], list[Handled], bool]]:
+        named = list(dict.fromkeys(jobs))
+        for start in range(0, min(limit, len(named)), self.batch):
+            batch: list[JobRecord] = []
+            absent: list[UUID] = []
+            for job in named[start : min(start + self.batch, limit)]:
+                try:
+                    batch.append(await self.store.job(job))
+                except JobNotFound:
+                    absent.append(job)
+            is_last = start + self.batch >= min(limit, len(named))
+            yield batch, self.action.handled(absent, {}), is_last and len(named) > limit
 
 
 def _said(selection: Selection) -> str:
@@ -271,91 +368,6 @@ def _said(selection: Selection) -> str:
         at = getattr(selection, name)
         words += [] if at is None else [f"{name}={iso_text(at)}"]
     return " ".join(words) or "all"
-
-
-def _narrowed(action: Action, selection: Selection, usual: State | None) -> Selection:
-    """A filter that can bring only what the action is for."""
-    if not isinstance(selection, JobFilter):
-        return selection
-    if selection.state is None:
-        return msgspec.structs.replace(selection, state=usual)
-    if not action.applies_to(selection.state):
-        possible = ", ".join(str(state) for state in action.states)
-        raise ConfigurationError(f"{selection.state} jobs cannot be {action.done}; possible are: {possible}")
-    return selection
-
-
-class _Errand:
-    """One action over many jobs."""
-
-    def __init__(
-        self,
-        store: Store,
-        action: Action,
-        do: Do,
-        on_progress: OnProgress | None,
-        batch: int | None = None,
-        *,
-        can_foresee: bool = False,
-    ) -> None:
-        self._store = store
-        self._can_foresee = can_foresee
-        """Asked for a dry run, the store itself says what it would do: more than the state of a job decides."""
-        self._action = action
-        self._do = do
-        self._on_progress = on_progress
-        self._batch = batch or BATCH
-
-    async def run(self, selection: Selection, limit: int, dry_run: bool) -> Report:
-        if limit < 1:
-            raise ConfigurationError(f"limit={limit} leaves nothing to do; give a number above 0")
-        report = Report(action=self._action.done, is_dry_run=dry_run, done=(), skipped=(), sample=(), more=False)
-        walk = self._walk(selection, limit) if isinstance(selection, JobFilter) else self._named(selection, limit)
-        async for batch, absent, more in walk:
-            handled = (
-                self._action.handled([each.id for each in batch], {each.id: each.state for each in batch})
-                if dry_run and not self._can_foresee
-                else await self._do(batch)
-            )
-            report = _with(report, batch, [*handled, *absent], more)
-            if self._on_progress is not None:
-                self._on_progress(len(report.done))
-        return report
-
-    async def _walk(self, wanted: JobFilter, limit: int) -> AsyncIterator[tuple[list[JobRecord], list[Handled], bool]]:
-        """Batches of what fits. Those that come meanwhile are newer than where the walk begins, and stay out of it."""
-        after: str | None = None
-        left = limit
-        while left > 0:
-            page = await find_jobs(self._store, wanted, after, min(self._batch, left))
-            batch = [each for each in page.jobs if self._action.applies_to(each.state)]
-            left -= len(batch)
-            after = page.after
-            more = left <= 0 and after is not None and await self._has_more(wanted, after)
-            if batch:
-                yield batch, [], more
-            if after is None:
-                return
-
-    async def _has_more(self, wanted: JobFilter, after: str) -> bool:
-        page = await find_jobs(self._store, wanted, after, 1)
-        # Where a bounded look found nothing and has not come to the end, more cannot be ruled out.
-        return bool(page.jobs) or page.after is not None
-
-    async def _named(
-        self, jobs: Sequence[UUID], limit: int
-    ) -> AsyncIterator[tuple[list[JobRecord], list[Handled], bool]]:
-        named = list(dict.fromkeys(jobs))
-        for start in range(0, min(limit, len(named)), self._batch):
-            batch: list[JobRecord] = []
-            absent: list[UUID] = []
-            for job in named[start : min(start + self._batch, limit)]:
-                try:
-                    batch.append(await self._store.job(job))
-                except JobNotFound:
-                    absent.append(job)
-            is_last = start + self._batch >= min(limit, len(named))
-            yield batch, self._action.handled(absent, {}), is_last and len(named) > limit
 
 
 def _with(report: Report, batch: list[JobRecord], handled: list[Handled], more: bool) -> Report:

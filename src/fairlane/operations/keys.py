@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import reduce
 from typing import Any
 
@@ -13,6 +15,7 @@ from fairlane.errors import ConfigurationError
 from fairlane.job import JobRecord, State
 from fairlane.operations.explanations import explained, not_told_apart
 from fairlane.operations.requests import in_force, partitions_among
+from fairlane.operations.section import KeyValues, Section
 from fairlane.operations.views import (
     Chart,
     Counted,
@@ -25,6 +28,7 @@ from fairlane.operations.views import (
     NextJob,
     OneKey,
 )
+from fairlane.parameters import checked_methods
 from fairlane.policy.keys import By, canonical_keys, select
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import BoundLimit, Policy
@@ -34,7 +38,6 @@ from fairlane.scheduler.snapshot import LaneTally
 from fairlane.stats.gates import Gauge, gauges, origin_of_weight
 from fairlane.stats.keys import HOUR, HOURS, KeyFigures, Minute, Span
 from fairlane.store.operators import JobFilter
-from fairlane.store.protocol import Store
 from fairlane.store.stats import Looking, Moment, Wanted
 from fairlane.store.stats_values import FlowWeight, KeySort, WorkerSeen, service_of
 
@@ -117,17 +120,9 @@ def per_minute(minutes: Iterable[Minute], now: Instant) -> tuple[float, float, f
     return started, ended, failed
 
 
-def lately(minutes: Iterable[Minute], now: Instant) -> Minute:
-    """The minute that has begun and the five before it, as one."""
-    return _since(minutes, now // MINUTE - RECENT)
-
-
-def latest(minutes: Iterable[Minute], now: Instant) -> Minute:
-    """The minute that has begun and the one before it, as one."""
-    return _since(minutes, now // MINUTE - 1)
-
-
-def _since(minutes: Iterable[Minute], first: int) -> Minute:
+def lately(minutes: Iterable[Minute], now: Instant, before: int = RECENT) -> Minute:
+    """The minute that has begun and so many before it, as one."""
+    first = now // MINUTE - before
     return reduce(Minute.and_also, (each for each in minutes if each.number >= first), Minute(first))
 
 
@@ -215,24 +210,108 @@ class _Look(msgspec.Struct, frozen=True):
     workers: Sequence[WorkerSeen] = ()
 
 
-async def list_keys(
-    store: Store,
-    queue: str,
-    by: str | Sequence[str] | None = None,
-    *,
-    sort: str = "waiting",
-    search: str = "",
-    held_only: bool = False,
-    after: str | None = None,
-    limit: int = 50,
-) -> KeyList:
-    """A page of a queue's keys, by one of its scopes: the first one, unless said otherwise."""
-    await in_force(store, whole_of(queue))
-    return await store.ask(
-        lambda moment: page_at(
-            moment, queue, by, sort=sort, search=search, held_only=held_only, after=after, limit=limit
+MOST_QUEUES = 8
+"""Queues that are looked at together, the busiest of all."""
+PLACES: dict[str, Callable[[KeyView], Any]] = {
+    "waiting": lambda view: -view.waiting,
+    "running": lambda view: -view.running,
+    "ended": lambda view: -view.ended,
+    "started": lambda view: 0.0 if view.last_started_at is None else -view.last_started_at.timestamp(),
+    "name": lambda view: [value or "" for value in view.keys.values()],
+}
+assert set(PLACES) == {str(each) for each in KeySort}
+
+
+class Ranking(msgspec.Struct, frozen=True, kw_only=True):
+    """The first keys in some order."""
+
+    now: datetime
+    queues: list[str]
+    """Those that were looked at."""
+    left_out: int
+    """How many others there are, which have less to do."""
+    sort: str
+    keys: list[KeyView]
+    unserved: dict[str, str] = {}
+    """Of these queues, those whose waiting jobs nobody starts, with why, in words."""
+
+
+@checked_methods
+class Keys(Section):
+    """`app.operations.keys`: the keys of queues, how full their limits are, and what holds them."""
+
+    async def show(self, queue: str, keys: KeyValues) -> OneKey:
+        """One key, whether it has jobs or not: what waits, runs and comes next, its limits and what holds it."""
+        store = await self._store()
+        await in_force(store, whole_of(queue))
+        return await store.ask(lambda moment: _key_at(moment, queue, canonical_keys(keys)))
+
+    async def show_several(self, queue: str, keys: Sequence[KeyValues]) -> list[KeyView]:
+        """Some keys of a queue at a glance, in the order given; those that are no keys of its policy are left out."""
+        store = await self._store()
+        await in_force(store, whole_of(queue))
+        return await store.ask(lambda moment: keys_at(moment, queue, keys))
+
+    async def rank(
+        self, queue: str | None = None, by: str | Sequence[str] | None = None, *, sort: str = "waiting", limit: int = 50
+    ) -> Ranking:
+        """The first keys of a queue; of none in particular, those of the busiest, each by its fair key."""
+        store = await self._store()
+        if queue is not None:
+            await in_force(store, whole_of(queue))
+        return await store.ask(lambda moment: _ranked(moment, queue, by, sort, limit))
+
+    # Last: below it, `list` in an annotation would be this method.
+    async def list(
+        self,
+        queue: str,
+        by: str | Sequence[str] | None = None,
+        *,
+        sort: str = "waiting",
+        search: str = "",
+        held_only: bool = False,
+        after: str | None = None,
+        limit: int = 50,
+    ) -> KeyList:
+        """A page of a queue's keys, by one of its scopes (the first one unless said otherwise); sorted by `waiting`,
+        `running`, `ended`, `started` or `name`."""
+        store = await self._store()
+        await in_force(store, whole_of(queue))
+        return await store.ask(
+            lambda moment: page_at(
+                moment, queue, by, sort=sort, search=search, held_only=held_only, after=after, limit=limit
+            )
         )
+
+
+def _ranked(
+    moment: Moment, queue: str | None, by: str | Sequence[str] | None, sort: str, limit: int
+) -> Looking[Ranking]:
+    names = [queue] if queue is not None else (yield from _by_load(moment))
+    keys: list[KeyView] = []
+    unserved: dict[str, str] = {}
+    for name in names[:MOST_QUEUES]:
+        page = yield from page_at(moment, name, by if queue else None, sort=sort, limit=limit)
+        keys += page.keys
+        unserved |= {} if page.unserved is None else {name: page.unserved}
+    if len(names) > 1:
+        keys.sort(key=PLACES[sort])
+    return Ranking(
+        now=as_datetime(moment.now),
+        queues=names[:MOST_QUEUES],
+        left_out=max(0, len(names) - MOST_QUEUES),
+        sort=sort,
+        keys=keys[:limit],
+        unserved=unserved,
     )
+
+
+def _by_load(moment: Moment) -> Looking[list[str]]:
+    """All whole queues, the busiest first."""
+    load = Counter[str]()
+    for each in (yield from moment.survey(list((yield from moment.policies())))):
+        load[whole_of(each.queue)] += each.ready + each.running
+    return sorted(load, key=lambda queue: (-load[queue], queue))
 
 
 def page_at(
@@ -278,12 +357,6 @@ def page_at(
     )
 
 
-async def show_key(store: Store, queue: str, keys: Mapping[str, object]) -> OneKey:
-    """Everything about one key, whether it has jobs or not."""
-    await in_force(store, whole_of(queue))
-    return await store.ask(lambda moment: _key_at(moment, queue, canonical_keys(keys)))
-
-
 def _key_at(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -> Looking[OneKey]:
     """The same, as of one moment."""
     policy = yield from moment.policy(whole_of(queue))
@@ -321,12 +394,6 @@ def _named(moment: Moment, look: _Look, scope: By, keys: Sequence[Key]) -> Looki
         home = _home(look.policies, dict(zip(scope, key, strict=True)))
         known.setdefault(key, (home, KeyFigures(by=scope, key=key)))
     return list(known.values())
-
-
-async def show_keys(store: Store, queue: str, wanted: Sequence[Mapping[str, object]]) -> list[KeyView]:
-    """Some keys of a queue at a glance, in the order given; what the policy does not tell apart is left out."""
-    await in_force(store, whole_of(queue))
-    return await store.ask(lambda moment: keys_at(moment, queue, wanted))
 
 
 def keys_at(moment: Moment, queue: str, wanted: Sequence[Mapping[str, object]]) -> Looking[list[KeyView]]:
@@ -418,18 +485,13 @@ def _home(policies: Mapping[str, Policy], keys: Mapping[str, str | None]) -> str
 
 def _place(figures: KeyFigures, sort: KeySort) -> tuple[Any, ...]:
     """Where a key stands in a list."""
-    name = tuple(value or "" for value in figures.key)
-    match sort:
-        case KeySort.WAITING:
-            return (-figures.waiting, name)
-        case KeySort.RUNNING:
-            return (-figures.running, name)
-        case KeySort.ENDED:
-            return (-figures.ended, name)
-        case KeySort.STARTED:
-            return (-(figures.started_at or 0), name)
-        case _:
-            return (name,)
+    most = {
+        KeySort.WAITING: figures.waiting,
+        KeySort.RUNNING: figures.running,
+        KeySort.ENDED: figures.ended,
+        KeySort.STARTED: figures.started_at or 0,
+    }
+    return -most.get(sort, 0), tuple(value or "" for value in figures.key)
 
 
 def _views(moment: Moment, look: _Look, found: Sequence[Found]) -> Looking[list[KeyView]]:
@@ -608,16 +670,11 @@ def _weight(policy: Policy, figures: KeyFigures, known: Mapping[bytes, FlowWeigh
     }
 
 
-class _Hour(msgspec.Struct, frozen=True):
-    ended: int = 0
-    failed: int = 0
-
-
-def _hours(figures: KeyFigures, now: Instant) -> list[_Hour]:
+def _hours(figures: KeyFigures, now: Instant) -> list[Span]:
     """The last day, the oldest hour first."""
-    known = {each.number: _Hour(each.ended, each.failed) for each in figures.hours}
+    known = {each.number: each for each in figures.hours}
     last = now // HOUR
-    return [known.get(hour, _Hour()) for hour in range(last - HOURS + 1, last + 1)]
+    return [known.get(hour, Span(hour)) for hour in range(last - HOURS + 1, last + 1)]
 
 
 def _lanes(moment: Moment, policy: Policy, keys: Mapping[str, str | None]) -> Looking[list[LaneView]]:

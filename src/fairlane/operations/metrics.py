@@ -41,12 +41,8 @@ _OF_A_QUEUE: dict[str, Callable[[QueueView], float]] = {
 }
 
 
-async def fleet_figures(store: Store, keys: int) -> Figures:
+def figures_at(moment: Moment, keys: int) -> Looking[Figures]:
     """What every fleet metric stands at; of keys, the first so many."""
-    return await store.ask(lambda moment: _figures_at(moment, keys))
-
-
-def _figures_at(moment: Moment, keys: int) -> Looking[Figures]:
     views = yield from queues_at(moment)
     workers = yield from workers_at(moment)
     policies = yield from moment.policies()

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from msgspec import structs
 
 from fairlane.clock import Instant
 from fairlane.errors import InvalidOverride
 from fairlane.job import State
-from fairlane.operations.keys import show_keys
+from fairlane.operations.keys import keys_at
 from fairlane.operations.requests import (
-    Intent,
     find_jobs,
     find_limit,
     in_force,
@@ -23,21 +23,20 @@ from fairlane.operations.requests import (
     partitions_of,
     scope_of,
 )
+from fairlane.operations.section import Duration, Intent, KeyValues, Section
+from fairlane.parameters import checked_methods
 from fairlane.policy.limits import Limit
-from fairlane.policy.overrides import Amendment, Kind, Override, Overrides, Scope, amend, everyone_in, without_effect
+from fairlane.policy.overrides import Amendment, Kind, Override, Scope, amend, everyone_in, without_effect
 from fairlane.policy.partitions import parse_partition
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.store import records
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 
-KeyValues = Mapping[str, object]
 COUNTED = (State.READY, State.SCHEDULED, State.RUNNING)
 COUNT_AT_MOST = 1_000
 """Jobs of each state that a preview counts."""
 PAGE = 100
-LOOKED_AT = 200
-"""Jobs of a queue among which a task is looked for that was not named in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,119 +108,163 @@ class LimitInForce:
     """Each partition keeps it for itself."""
 
 
-async def full_name(store: Store, queue: str, task: str | None) -> str | None:
-    """A task by its full name, if the queue's newest jobs have one that ends so; it may be one that is yet to come."""
-    if task is None:
-        return None
-    await in_force(store, queue)
-    seen = {each.task for each in (await find_jobs(store, JobFilter(queue=queue), limit=LOOKED_AT)).jobs}
-    alike = sorted(each for each in seen if each.endswith(f".{task}"))
-    if task in seen or not alike:
-        return task
-    if len(alike) > 1:
-        raise InvalidOverride(f"queue {queue!r}: several tasks end in {task!r}: {', '.join(alike)}; give the full name")
-    return alike[0]
+class Amender(Section):
+    """What sets overrides and ends them."""
+
+    async def _put(self, queue: str, action: str, override: Override, intent: Intent) -> Change:
+        store = await self._store()
+        time = await store.time()
+        signed = structs.replace(
+            override, expires_at=intent.ends_at(time), set_at=time.now, set_by=intent.actor, reason=intent.reason
+        )
+        return await _change(store, queue, action, [signed], [], intent)
+
+    async def _end(self, queue: str, action: str, ended: Sequence[Override], intent: Intent) -> Change:
+        return await _change(await self._store(), queue, action, [], [each.id for each in ended], intent)
 
 
-async def pause(
-    store: Store, queue: str, intent: Intent, *, keys: KeyValues | None = None, task: str | None = None
-) -> Change:
-    """Start nothing more of a queue, a key or a task. What runs goes on; keys first seen later are covered."""
-    scope = scope_of(keys, await full_name(store, queue, task))
-    return await _put(store, queue, "pause", Override(kind=Kind.PAUSE, scope=scope), intent)
+@checked_methods
+class Limits(Amender):
+    """`app.operations.limits`: the limits of queues, and other bounds for single keys."""
+
+    async def set(
+        self,
+        queue: str,
+        limit: str,
+        value: float,
+        *,
+        keys: KeyValues | None = None,
+        expires_in: Duration | None = None,
+        expires_at: datetime | None = None,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Change:
+        """Give a limit another bound for one key. A lower one preempts nothing: what runs drains first."""
+        intent, scope = self._intent(actor, reason, dry_run, expires_in, expires_at), scope_of(keys)
+        name = find_limit((await in_force(await self._store(), queue)).policy, limit, scope).name
+        override = Override(kind=Kind.LIMIT, limit=name, value=value, scope=scope)
+        return await self._put(queue, "limit set", override, intent)
+
+    async def clear(
+        self,
+        queue: str,
+        limit: str,
+        *,
+        keys: KeyValues | None = None,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Change:
+        """Let a key have the bound again that the policy declares."""
+        intent, scope = self._intent(actor, reason, dry_run), scope_of(keys)
+        policy = (await in_force(await self._store(), queue)).policy
+        # By the name it was set under first: its limit may be gone from the policy.
+        known = policy.overrides.limits.get((limit, scope))
+        name = limit if known else find_limit(policy, limit, scope).name
+        return await self._end(queue, "limit clear", [Override(kind=Kind.LIMIT, limit=name, scope=scope)], intent)
+
+    # Last: below it, `list` in an annotation would be this method.
+    async def list(self, queue: str) -> list[LimitInForce]:
+        """Every limit of a queue: what the policy declares, what is in force, and who changed it for which key."""
+        policy = (await in_force(await self._store(), queue)).policy
+        rows = []
+        for bound in policy.bound:
+            changed = [each for (name, _), each in policy.overrides.limits.items() if name == bound.name]
+            if bound.limit.by or not changed:
+                rows.append(_limit_in_force(policy, bound, None))
+            rows += [_limit_in_force(policy, bound, each) for each in changed]
+        return rows
 
 
-async def resume(
-    store: Store, queue: str, intent: Intent, *, keys: KeyValues | None = None, task: str | None = None
-) -> Change:
-    """End a pause: the one of exactly this queue, key or task."""
-    scope = scope_of(keys, await full_name(store, queue, task))
-    known = (await in_force(store, queue)).policy.overrides
-    if task is not None and known.get(Override(kind=Kind.PAUSE, scope=scope_of(keys, task)).id):
-        scope = scope_of(keys, task)  # paused under just that name
-    return await _remove(store, queue, "resume", [Override(kind=Kind.PAUSE, scope=scope).id], intent)
+@checked_methods
+class Weights(Amender):
+    """`app.operations.weights`: the weights of flows."""
+
+    async def set(
+        self,
+        queue: str,
+        weight: float,
+        *,
+        keys: KeyValues,
+        expires_in: Duration | None = None,
+        expires_at: datetime | None = None,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Change:
+        """Give a flow another weight."""
+        intent = self._intent(actor, reason, dry_run, expires_in, expires_at)
+        return await self._put(
+            queue, "weight set", Override(kind=Kind.WEIGHT, value=weight, scope=scope_of(keys)), intent
+        )
+
+    async def boost(
+        self,
+        queue: str,
+        factor: float,
+        *,
+        keys: KeyValues,
+        expires_in: Duration | None = None,
+        expires_at: datetime | None = None,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Change:
+        """Multiply a flow's weight."""
+        intent = self._intent(actor, reason, dry_run, expires_in, expires_at)
+        return await self._put(queue, "boost", Override(kind=Kind.BOOST, value=factor, scope=scope_of(keys)), intent)
+
+    async def clear(
+        self, queue: str, *, keys: KeyValues, reason: str = "", actor: str | None = None, dry_run: bool = False
+    ) -> Change:
+        """Let a flow have the weight again that the policy declares, and no boost."""
+        ended = [Override(kind=kind, scope=scope_of(keys)) for kind in (Kind.WEIGHT, Kind.BOOST)]
+        return await self._end(queue, "weight clear", ended, self._intent(actor, reason, dry_run))
 
 
-async def set_limit(
-    store: Store, queue: str, limit: str, value: float, intent: Intent, *, keys: KeyValues | None = None
-) -> Change:
-    """Give a limit another bound for one key. A lower one preempts nothing: what runs drains first."""
-    scope = scope_of(keys)
-    bound = find_limit((await in_force(store, queue)).policy, limit, scope)
-    override = Override(kind=Kind.LIMIT, limit=bound.name, value=value, scope=scope)
-    return await _put(store, queue, "limit set", override, intent)
+@checked_methods
+class Overrides(Section):
+    """`app.operations.overrides`: what operators have set, of every kind."""
 
+    async def restore(
+        self,
+        queue: str,
+        overrides: Sequence[Override],
+        *,
+        ending: Sequence[str] = (),
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Change:
+        """Set overrides again as they were (`Change.before`), each with the end that it had, and end those that came
+        instead, by their ids."""
+        store, intent = await self._store(), self._intent(actor, reason, dry_run)
+        now = await store.now()
+        for each in overrides:
+            if each.expires_at is not None and each.expires_at <= now:
+                raise InvalidOverride(
+                    f"queue {queue!r}: {each.describe()}: that would have ended meanwhile; set another end"
+                )
+        signed = [structs.replace(each, set_at=now, set_by=intent.actor, reason=intent.reason) for each in overrides]
+        return await _change(store, queue, "restore", signed, ending, intent)
 
-async def clear_limit(store: Store, queue: str, limit: str, intent: Intent, *, keys: KeyValues | None = None) -> Change:
-    """Let a key have the bound again that the policy declares."""
-    scope = scope_of(keys)
-    policy = (await in_force(store, queue)).policy
-    # By the name it was set under first: its limit may be gone from the policy.
-    known = policy.overrides.limits.get((limit, scope))
-    name = limit if known else find_limit(policy, limit, scope).name
-    return await _remove(store, queue, "limit clear", [Override(kind=Kind.LIMIT, limit=name, scope=scope).id], intent)
-
-
-async def set_weight(store: Store, queue: str, weight: float, intent: Intent, *, keys: KeyValues) -> Change:
-    """Give a flow another weight."""
-    return await _put(
-        store, queue, "weight set", Override(kind=Kind.WEIGHT, value=weight, scope=scope_of(keys)), intent
-    )
-
-
-async def boost(store: Store, queue: str, factor: float, intent: Intent, *, keys: KeyValues) -> Change:
-    """Multiply a flow's weight."""
-    return await _put(store, queue, "boost", Override(kind=Kind.BOOST, value=factor, scope=scope_of(keys)), intent)
-
-
-async def clear_weight(store: Store, queue: str, intent: Intent, *, keys: KeyValues) -> Change:
-    """Let a flow have the weight again that the policy declares, and no boost."""
-    scope = scope_of(keys)
-    gone = [Override(kind=kind, scope=scope).id for kind in (Kind.WEIGHT, Kind.BOOST)]
-    return await _remove(store, queue, "weight clear", gone, intent)
-
-
-async def suspend(store: Store, queue: str, intent: Intent) -> Change:
-    """Let no limit of a queue hold anything back. All go on counting; pauses and turns stay."""
-    return await _put(store, queue, "suspend", Override(kind=Kind.SUSPEND), intent)
-
-
-async def unsuspend(store: Store, queue: str, intent: Intent) -> Change:
-    """Let the limits of a queue hold again. What runs beyond them drains first."""
-    return await _remove(store, queue, "unsuspend", [Override(kind=Kind.SUSPEND).id], intent)
-
-
-async def restore_overrides(
-    store: Store, queue: str, overrides: Sequence[Override], intent: Intent, *, ending: Sequence[str] = ()
-) -> Change:
-    """Set overrides again as they were, each with the end that it had, and end those (by id) that came instead."""
-    now = await store.now()
-    for each in overrides:
-        if each.expires_at is not None and each.expires_at <= now:
-            raise InvalidOverride(
-                f"queue {queue!r}: {each.describe()}: that would have ended meanwhile; set another end"
-            )
-    signed = [structs.replace(each, set_at=now, set_by=intent.actor, reason=intent.reason) for each in overrides]
-    return await _change(store, queue, "restore", signed, ending, intent)
-
-
-async def _put(store: Store, queue: str, action: str, override: Override, intent: Intent) -> Change:
-    time = await store.time()
-    signed = Override(
-        kind=override.kind,
-        scope=override.scope,
-        limit=override.limit,
-        value=override.value,
-        expires_at=intent.ends_at(time),
-        set_at=time.now,
-        set_by=intent.actor,
-        reason=intent.reason,
-    )
-    return await _change(store, queue, action, [signed], [], intent)
-
-
-async def _remove(store: Store, queue: str, action: str, gone: Sequence[str], intent: Intent) -> Change:
-    return await _change(store, queue, action, [], gone, intent)
+    # Last: below it, `list` in an annotation would be this method.
+    async def list(self, queue: str | None = None) -> list[OverrideInForce]:
+        """The overrides of a queue, or of all queues, and which of them have no effect. After those of a queue come
+        what single partitions have besides."""
+        store = await self._store()
+        now = await store.now()
+        found: list[OverrideInForce] = []
+        for name in sorted(await store.run(records.queues())) if queue is None else [queue]:
+            if queue is None and parse_partition(name) is not None:
+                continue  # with their queue
+            policy = (await in_force(store, name)).policy
+            found += overrides_of(policy, now)
+            for partition in (await known_partitions(store, name))[1:]:
+                part = overrides_of((await in_force(store, partition)).policy, now)
+                found += [each for each in part if each.override not in policy.overrides.all]
+        return found
 
 
 async def _change(
@@ -251,7 +294,7 @@ async def _count_affected(store: Store, queue: str, scope: Mapping[str, str | No
         ready_or_scheduled = sum(each.ready + each.scheduled.count for each in parts)
         more = not all(each.scheduled.is_all for each in parts)
         return Affected(waiting=ready_or_scheduled, running=sum(each.running for each in parts), more=more)
-    for view in await show_keys(store, queue, [scope]):
+    for view in await store.ask(lambda moment: keys_at(moment, queue, [scope])):
         later = view.scheduled
         return Affected(waiting=view.waiting + later.count, running=view.running, more=not later.is_all)
     if "priority" in scope:
@@ -287,26 +330,8 @@ def _changed(policy: Policy, action: str, amendment: Amendment, intent: Intent) 
     )
 
 
-async def list_overrides(store: Store, queue: str | None = None) -> list[OverrideInForce]:
-    """The overrides of a queue, or of all queues, and which of them have no effect. After those of a queue come what
-    single partitions have besides."""
-    now = await store.now()
-    found: list[OverrideInForce] = []
-    for name in sorted(await store.run(records.queues())) if queue is None else [queue]:
-        if queue is None and parse_partition(name) is not None:
-            continue  # with their queue
-        policy = (await in_force(store, name)).policy
-        found += overrides_of(policy, policy.overrides, now)
-        for partition in (await known_partitions(store, name))[1:]:
-            part = (await in_force(store, partition)).policy
-            found += [
-                each for each in overrides_of(part, part.overrides, now) if each.override not in policy.overrides.all
-            ]
-    return found
-
-
-def overrides_of(policy: Policy, overrides: Overrides, now: Instant) -> list[OverrideInForce]:
-    """What overrides come to under a policy."""
+def overrides_of(policy: Policy, now: Instant) -> list[OverrideInForce]:
+    """The overrides of a policy, and which of them have no effect."""
     return [
         OverrideInForce(
             queue=policy.queue,
@@ -314,20 +339,8 @@ def overrides_of(policy: Policy, overrides: Overrides, now: Instant) -> list[Ove
             no_effect=without_effect(policy, each, now),
             everyone=everyone_in(policy, each.limit),
         )
-        for each in overrides.all
+        for each in policy.overrides.all
     ]
-
-
-async def list_limits(store: Store, queue: str) -> list[LimitInForce]:
-    """Every limit of a queue: what the policy declares, what is in force, and who changed it for which key."""
-    policy = (await in_force(store, queue)).policy
-    rows = []
-    for bound in policy.bound:
-        changed = [each for (name, _), each in policy.overrides.limits.items() if name == bound.name]
-        if bound.limit.by or not changed:
-            rows.append(_limit_in_force(policy, bound, None))
-        rows += [_limit_in_force(policy, bound, each) for each in changed]
-    return rows
 
 
 def _limit_in_force(policy: Policy, bound: BoundLimit, override: Override | None) -> LimitInForce:

@@ -6,16 +6,16 @@ nothing wrong: the same call goes on from there, and so does any worker of the q
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fairlane.clock import SECOND
 from fairlane.errors import ConfigurationError
-from fairlane.operations.requests import Intent, in_force, partitions_of
+from fairlane.operations.requests import in_force, partitions_of
+from fairlane.operations.section import OnProgress, Section
+from fairlane.parameters import checked_methods
 from fairlane.policy.keys import By
 from fairlane.policy.partitions import (
-    Partition,
     Phase,
     abandoned,
     begun,
@@ -29,27 +29,19 @@ from fairlane.policy.partitions import (
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import WaitingLane, refuse_to_strand, stray_lanes
 from fairlane.store import policies, repartition
+from fairlane.store.audit import Note
 from fairlane.store.protocol import Store
-from fairlane.store.repartition import PARTITION, Advanced, advance
+from fairlane.store.repartition import PARTITION, advance
 from fairlane.store.rows import Declared
 
 MOVED_AT_ONCE = 5_000
 """Jobs that one transaction moves: claims of the partition that they leave wait for it."""
 
-OnProgress = Callable[[int], None]
-Rest = Callable[[], Awaitable[None]]
-
-
 A_MOMENT = SECOND // 5
 """Between two looks while jobs end."""
 
 
-async def _moment() -> None:
-    # Not by the store's clock: what is waited for takes place in the world.
-    await asyncio.sleep(A_MOMENT / SECOND)
-
-
-def declared_by(declared: Policy | None, to: int) -> By | None:
+def _declared_by(declared: Policy | None, to: int) -> By | None:
     """By which keys a program divides a queue, if it does so into as many partitions."""
     place = None if declared is None else declared.partition
     return place.by if place is not None and place.width == to else None
@@ -86,17 +78,68 @@ class Repartitioned:
     moved: int
 
 
-async def plan_partitions(
-    store: Store,
-    queue: str,
-    to: int,
-    by: By | None = None,
-    *,
-    accept_missing_keys: bool = False,
-    abandon: bool = False,
-) -> PartitionPlan:
-    """See what a change comes to, or refuse what would break order or limits: nothing refuses it once it has begun."""
-    return (await _planned(store, queue, to, by, accept_missing_keys, abandon, keeps=False))[0]
+@checked_methods
+class Partitions(Section):
+    """`app.operations.partitions`: into how many parts a queue is divided."""
+
+    async def change(
+        self,
+        queue: str,
+        to: int,
+        *,
+        by: Sequence[str] | None = None,
+        accept_missing_keys: bool = False,
+        abandon: bool = False,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> Repartitioned:
+        """Change the number of a queue's partitions while it works; by these keys, if it has had only one, else by
+        those that this app declares. With `abandon`, a change to another number that is under way is given up first.
+
+        Not one transaction but many. Broken off, it leaves keys standing still that move; called again, it goes on,
+        and so does any worker of the queue. What would break order or limits is refused, before anything has begun.
+        """
+        store, intent = await self._store(), self._intent(actor, reason, dry_run)
+        keys = _declared_by(self._source.declared_policies.get(queue), to) if by is None else tuple(by)
+        # In earnest, what was folded to count it need not be folded again to move it.
+        plan, found = await _planned(store, queue, to, keys, accept_missing_keys, abandon, keeps=not dry_run)
+        if dry_run or plan.is_empty:
+            return Repartitioned(plan=plan, is_dry_run=dry_run, moved=0)
+        note = intent.note(PARTITION)
+        moved = 0
+        if plan.gives_up is not None:
+            place = found.policy.partition
+            is_abandoned = place is not None and place.is_abandoned
+            if phase_of(found.policy) in (Phase.PREPARING, Phase.MOVING) and not is_abandoned:
+                await repartition.divide(store, abandoned(found.policy, await store.now()), found.version, (), note)
+            # Whoever was faster has ended it, or brought it so far that it can only go on: then it goes on.
+            moved += await self._through(store, queue, note, on_progress, moved)
+            found = await in_force(store, queue)
+        if not plan.is_resumed and _width(found.policy) != to:
+            await repartition.divide(store, begun(found.policy, to, plan.by), found.version, (), note)
+            found = await in_force(store, queue)
+            if to != (_width(found.policy) if phase_of(found.policy) is Phase.RESTING else widths(found.policy)[1]):
+                raise ConfigurationError(
+                    f"queue {queue!r} was changed by somebody else meanwhile; look what has become of it, and try again"
+                )
+        moved += await self._through(store, queue, note, on_progress, moved)
+        return Repartitioned(plan=plan, is_dry_run=False, moved=moved)
+
+    async def _through(self, store: Store, queue: str, note: Note, on_progress: OnProgress | None, already: int) -> int:
+        """Go on with a change until it is over; how many jobs were moved."""
+        clock, moved = self._source.clock, 0
+        while True:
+            advanced = await advance(store, queue, note, MOVED_AT_ONCE)
+            moved += advanced.moved
+            if on_progress is not None:
+                on_progress(already + moved)
+            if advanced.is_over:
+                return moved
+            if not advanced.moved or not advanced.waiting:
+                await store.reap()  # perhaps nobody else is there to end the claims of a worker that is gone
+                await clock.sleep_until(clock.now() + A_MOMENT)
 
 
 async def _planned(
@@ -137,25 +180,19 @@ async def _planned(
 
 def _strays(moving: Policy, lanes: Iterable[tuple[str, list[WaitingLane]]]) -> tuple[int, int]:
     """How many jobs wait, and how many run, where they will not belong."""
-    strays = [stray for name, found in lanes for stray in stray_lanes(sibling(moving, _index(name)), found)]
+    strays = []
+    for name, found in lanes:
+        _, index = parse_partition(name) or (name, 0)
+        strays += stray_lanes(sibling(moving, index), found)
     return sum(stray.was.ready for stray in strays), sum(stray.was.in_flight for stray in strays)
 
 
 def _moving(first: Policy, to: int, by: By) -> Policy:
     """Partition 0 while keys move, if such a change began now."""
     if phase_of(first) is not Phase.RESTING:
-        first = next_phase(_as_settling(first), 0)
+        going_back = next_phase(abandoned(first, 0), 0)
+        first = next_phase(going_back, 0)
     return next_phase(begun(first, to, by), 0)
-
-
-def _as_settling(first: Policy) -> Policy:
-    """Partition 0 at the end of going back."""
-    return next_phase(abandoned(first, 0), 0)
-
-
-def _index(name: str) -> int:
-    place = parse_partition(name)
-    return 0 if place is None else place[1]
 
 
 def _width(policy: Policy) -> int:
@@ -192,63 +229,3 @@ def _keys(first: Policy, to: int, by: By | None) -> By:
             f"`fairlane partition {first.queue} --to {to} --by account`, or give the --app that declares it"
         )
     return by or ()
-
-
-async def change_partitions(
-    store: Store,
-    queue: str,
-    to: int,
-    intent: Intent,
-    *,
-    by: By | None = None,
-    accept_missing_keys: bool = False,
-    abandon: bool = False,
-    rest: Rest = _moment,
-    on_progress: OnProgress | None = None,
-) -> Repartitioned:
-    """Change the number of a queue's partitions while it works. While running jobs end, it rests between two looks.
-
-    With `abandon`, a change to another number that is under way is given up first.
-    """
-    # In earnest, what was folded to count it need not be folded again to move it.
-    plan, found = await _planned(store, queue, to, by, accept_missing_keys, abandon, keeps=not intent.dry_run)
-    if intent.dry_run or plan.is_empty:
-        return Repartitioned(plan=plan, is_dry_run=intent.dry_run, moved=0)
-    note = intent.note(PARTITION)
-    moved = 0
-    if plan.gives_up is not None:
-        if phase_of(found.policy) in (Phase.PREPARING, Phase.MOVING) and not _is_abandoned(found.policy.partition):
-            await repartition.divide(store, abandoned(found.policy, await store.now()), found.version, (), note)
-        # Whoever was faster has ended it, or brought it so far that it can only go on: then it goes on.
-        moved += await _through(store, queue, intent, rest, on_progress, moved)
-        found = await in_force(store, queue)
-    if not plan.is_resumed and _width(found.policy) != to:
-        await repartition.divide(store, begun(found.policy, to, plan.by), found.version, (), note)
-        found = await in_force(store, queue)
-        if to != (_width(found.policy) if phase_of(found.policy) is Phase.RESTING else widths(found.policy)[1]):
-            raise ConfigurationError(
-                f"queue {queue!r} was changed by somebody else meanwhile; look what has become of it, and try again"
-            )
-    moved += await _through(store, queue, intent, rest, on_progress, moved)
-    return Repartitioned(plan=plan, is_dry_run=False, moved=moved)
-
-
-def _is_abandoned(place: Partition | None) -> bool:
-    return place is not None and place.is_abandoned
-
-
-async def _through(
-    store: Store, queue: str, intent: Intent, rest: Rest, on_progress: OnProgress | None, already: int
-) -> int:
-    """Go on with a change until it is over; how many jobs were moved."""
-    moved = 0
-    while True:
-        advanced: Advanced = await advance(store, queue, intent.note(PARTITION), MOVED_AT_ONCE)
-        moved += advanced.moved
-        if on_progress is not None:
-            on_progress(already + moved)
-        if advanced.is_over:
-            return moved
-        if not advanced.moved or not advanced.waiting:
-            await store.reap()  # perhaps nobody else is there to end the claims of a worker that is gone
-            await rest()

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, InvalidPolicy, UnknownQueue
 from fairlane.operations.overrides import OverrideInForce, overrides_of
-from fairlane.operations.requests import Intent, in_force
+from fairlane.operations.requests import in_force
+from fairlane.operations.section import Intent, Section
+from fairlane.parameters import checked_methods
 from fairlane.policy.overrides import everyone_in, without_place
 from fairlane.policy.partitions import as_divided, division, parse_partition, partition_name, sibling, way_to, whole_of
 from fairlane.policy.policy import Difference, Policy, differences
@@ -86,37 +88,89 @@ class AuditPage:
     """Where to go on; `None`: this was the end."""
 
 
-async def show_policies(
-    store: Store,
-    declared: Declarations | None = None,
-    queues: Sequence[str] = (),
-    *,
-    with_partitions: bool = False,
-) -> list[PolicyInForce]:
-    """The policy in force for these queues or for all, and where the code declares another one.
+@checked_methods
+class Policies(Section):
+    """`app.operations.policies`: what is in force, where the code declares something else, and applying that."""
 
-    The first partition of a queue stands for all of them, unless they are asked for.
-    """
-    given = declared or {}
+    async def show(self, queues: Sequence[str] = ()) -> list[PolicyInForce]:
+        """The policy in force for these queues or for all, and where this app declares another one.
+
+        The first partition of a queue stands for all of them, unless they are asked for.
+        """
+        return await shown_policies(await self._store(), self._source.declared_policies, queues)
+
+    async def diff(self, queues: Sequence[str] = ()) -> list[PolicyInForce]:
+        """What applying the policies that this app declares would change, for these queues or for all declared."""
+        declared = self._source.declared_policies
+        require_declared(declared, queues)
+        wholes = [name for name in declared if parse_partition(name) is None]
+        return await shown_policies(await self._store(), declared, queues or wholes)
+
+    async def apply(
+        self,
+        queues: Sequence[str] = (),
+        *,
+        accept_missing_keys: bool = False,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> list[PolicyChange]:
+        """Put what this app declares in force, a transaction for each queue. Overrides stay as they are, and so does
+        the number of partitions: `partitions.change` changes that."""
+        intent, declared = self._intent(actor, reason, dry_run), self._source.declared_policies
+        require_declared(declared, queues)
+        store = await self._store()
+        asked = {whole_of(name) for name in queues or declared}
+        wholes = [name for name in declared if parse_partition(name) is None and name in asked]
+        wanted = [policy for whole in wholes for policy in await _declared_for(store, whole, declared)]
+        return [
+            await _apply(store, policy, intent, accept_missing_keys)
+            for policy in wanted
+            if not queues or whole_of(policy.queue) in queues or policy.queue in queues
+        ]
+
+
+def require_declared(declared: Declarations, queues: Sequence[str]) -> None:
+    """Refuse to go on with a queue that the code does not declare."""
+    wholes = {whole_of(name) for name in declared}
+    if unknown := sorted(name for name in set(queues) - set(declared) if whole_of(name) not in wholes):
+        raise UnknownQueue(f"the app declares no queue {unknown[0]!r}; it declares {', '.join(declared) or 'none'}")
+    if not declared:
+        raise ConfigurationError("the app declares no queue, so it has no policy; declare one with app.queue(…)")
+
+
+@checked_methods
+class Audit(Section):
+    """`app.operations.audit`: what operators did."""
+
+    # Last: below it, `list` in an annotation would be this method.
+    async def list(self, queue: str | None = None, *, before: int | None = None, limit: int = 100) -> AuditPage:
+        """What operators did, the newest first."""
+        if limit < 1:
+            raise ConfigurationError(f"limit={limit} leaves nothing to show; give a number above 0")
+        # One more than asked for: it says whether there is another page.
+        found = await (await self._store()).run(records.audit(queue, before, limit + 1))
+        entries = tuple(found[:limit])
+        return AuditPage(entries=entries, before=entries[-1].id if len(found) > limit else None)
+
+
+async def shown_policies(
+    store: Store, declared: Declarations, queues: Sequence[str] = (), *, with_partitions: bool = False
+) -> list[PolicyInForce]:
+    """The policy in force for these queues or for all, beside what is declared."""
     queues = [name if (place := parse_partition(name)) is None else partition_name(*place) for name in queues]
     now = await store.now()
     known = await store.ask(Moment.policies)
-    if absent := next((name for name in queues if name not in known and name not in given), None):
+    if absent := next((name for name in queues if name not in known and name not in declared), None):
         await in_force(store, absent)  # which says what it may have been
-    wholes = [name for name in given if parse_partition(name) is None]
+    wholes = [name for name in declared if parse_partition(name) is None]
     return [
-        _in_force(known[name], given.get(whole_of(name)), now)
+        _in_force(known[name], declared.get(whole_of(name)), now)
         if name in known
-        else PolicyInForce(queue=name, policy=None, version=0, declared=given[name], drift=(), overrides=())
+        else PolicyInForce(queue=name, policy=None, version=0, declared=declared[name], drift=(), overrides=())
         for name in queues or sorted({*wholes, *known})
         if name in queues or with_partitions or parse_partition(name) is None
     ]
-
-
-async def diff_policies(store: Store, declared: Declarations, queues: Sequence[str] = ()) -> list[PolicyInForce]:
-    """What applying the declared policies would change, for these queues or for all that are declared."""
-    require_declared(declared, queues)
-    return await show_policies(store, declared, queues or [name for name in declared if parse_partition(name) is None])
 
 
 def _in_force(stored: Declared, declared: Policy | None, now: Instant) -> PolicyInForce:
@@ -129,7 +183,7 @@ def _in_force(stored: Declared, declared: Policy | None, now: Instant) -> Policy
         version=stored.version,
         declared=declared,
         drift=() if declared is None else _drift(stored.policy, declared),
-        overrides=tuple(overrides_of(stored.policy, stored.policy.overrides, now)),
+        overrides=tuple(overrides_of(stored.policy, now)),
     )
 
 
@@ -138,27 +192,6 @@ def _drift(stored: Policy, declared: Policy) -> tuple[Difference, ...]:
         return differences(stored, as_divided(stored, declared))
     except InvalidPolicy:
         return differences(stored, declared)
-
-
-async def apply_policies(
-    store: Store,
-    declared: Declarations,
-    intent: Intent,
-    queues: Sequence[str] = (),
-    *,
-    accept_missing_keys: bool = False,
-) -> list[PolicyChange]:
-    """Put what the code declares in force, a transaction for each queue. Overrides stay as they are, and so does the
-    number of partitions: `change_partitions` changes that."""
-    require_declared(declared, queues)
-    asked = {whole_of(name) for name in queues or declared}
-    wholes = [name for name in declared if parse_partition(name) is None and name in asked]
-    wanted = [policy for whole in wholes for policy in await _declared_for(store, whole, declared)]
-    return [
-        await _apply(store, policy, intent, accept_missing_keys)
-        for policy in wanted
-        if not queues or whole_of(policy.queue) in queues or policy.queue in queues
-    ]
 
 
 async def _declared_for(store: Store, whole: str, declared: Declarations) -> list[Policy]:
@@ -171,15 +204,6 @@ async def _declared_for(store: Store, whole: str, declared: Declarations) -> lis
     if place is None:
         return [first]
     return [sibling(first, index) for index in range(max(place.width, place.was or 0))]
-
-
-def require_declared(declared: Declarations, queues: Sequence[str]) -> None:
-    """Refuse to go on with a queue that the code does not declare."""
-    wholes = {whole_of(name) for name in declared}
-    if unknown := sorted(name for name in set(queues) - set(declared) if whole_of(name) not in wholes):
-        raise UnknownQueue(f"the app declares no queue {unknown[0]!r}; it declares {', '.join(declared) or 'none'}")
-    if not declared:
-        raise ConfigurationError("the app declares no queue, so it has no policy; declare one with app.queue(…)")
 
 
 async def _apply(store: Store, policy: Policy, intent: Intent, accept_missing_keys: bool) -> PolicyChange:
@@ -213,15 +237,3 @@ def _losing_their_place(before: Policy, after: Policy) -> Iterator[OverrideInFor
         if reason is not None and without_place(before, override) is None:
             everyone = everyone_in(before, override.limit)
             yield OverrideInForce(queue=after.queue, override=override, no_effect=reason, everyone=everyone)
-
-
-async def list_audit(
-    store: Store, queue: str | None = None, *, before: int | None = None, limit: int = 100
-) -> AuditPage:
-    """What operators did, the newest first."""
-    if limit < 1:
-        raise ConfigurationError(f"limit={limit} leaves nothing to show; give a number above 0")
-    # One more than asked for: it says whether there is another page.
-    found = await store.run(records.audit(queue, before, limit + 1))
-    entries = tuple(found[:limit])
-    return AuditPage(entries=entries, before=entries[-1].id if len(found) > limit else None)

@@ -6,18 +6,16 @@ Every view is of one moment: what it shows together is read in one snapshot of t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from shlex import quote
-from typing import Any
 
 import msgspec
 
 from fairlane.clock import SECOND, Instant, as_datetime, lasting
-from fairlane.operations.diagnosis import findings_at_a_glance
-from fairlane.operations.diagnosis_fleet import about_reported_tasks, about_workers, knows, unknown_tasks
-from fairlane.operations.explanations import is_routed
-from fairlane.operations.findings import Finding, Level
+from fairlane.errors import InvalidOverride
+from fairlane.operations.diagnosis import Finding, Level, about_reported_tasks, about_workers, knows, unknown_tasks
+from fairlane.operations.explanations import explained, forwarded_at, is_routed
 from fairlane.operations.keys import (
     MINUTE,
     SHOWN,
@@ -25,15 +23,15 @@ from fairlane.operations.keys import (
     gauge_view,
     gauges_of,
     held_keys,
-    keys_at,
     lately,
-    latest,
     limit_words,
-    page_at,
     per_minute,
 )
-from fairlane.operations.requests import in_force
+from fairlane.operations.overrides import Amender, Change
+from fairlane.operations.requests import find_jobs, in_force, scope_of
+from fairlane.operations.section import Duration, KeyValues
 from fairlane.operations.views import (
+    Chart,
     Counted,
     GaugeView,
     HeldView,
@@ -42,29 +40,33 @@ from fairlane.operations.views import (
     KeyView,
     LimitView,
     OneQueue,
-    Overview,
     QueueStatus,
     QueueView,
-    Totals,
     WorkerList,
     WorkerView,
 )
 from fairlane.operations.workers import worker_list
-from fairlane.policy.keys import key_words
+from fairlane.parameters import checked_methods
+from fairlane.policy.keys import canonical_keys, key_words
+from fairlane.policy.overrides import Kind, Override
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy, policy_words
 from fairlane.scheduler.estimate import Seen
-from fairlane.scheduler.explain import forwarded_to_an_engine, no_service, start_command
+from fairlane.scheduler.explain import Explanation, forwarded_to_an_engine, no_service, start_command
 from fairlane.simulation.measures import describe
 from fairlane.stats.gates import Gauge
 from fairlane.stats.keys import Held, Minute
+from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.store.rows import Declared
 from fairlane.store.stats import Looking, Moment
-from fairlane.store.stats_values import KeySort, QueueFigures, WorkerSeen, serves, service_of
+from fairlane.store.stats_values import QueueFigures, WorkerSeen, serves, service_of
+
+LOOKED_AT = 200
+"""Jobs of a queue among which a task is looked for that was not named in full."""
 
 
-class _Look(msgspec.Struct, frozen=True):
+class Look(msgspec.Struct, frozen=True):
     """What all views of queues are made of."""
 
     now: Instant
@@ -78,8 +80,13 @@ class _Look(msgspec.Struct, frozen=True):
     forwarded: Collection[str] | None
     """The queues that the app at hand leaves to an engine, if there is one."""
 
+    @property
+    def chart(self) -> Chart:
+        """The last hour of all these queues together."""
+        return chart_of((each for minutes in self.minutes.values() for each in minutes), self.now)
 
-def _look(moment: Moment, forwarded: Collection[str] | None, only: str | None = None) -> Looking[_Look]:
+
+def _look(moment: Moment, forwarded: Collection[str] | None, only: str | None = None) -> Looking[Look]:
     policies = yield from moment.policies()
     names = [name for name in policies if only is None or whole_of(name) == only]
     now = moment.now
@@ -88,50 +95,131 @@ def _look(moment: Moment, forwarded: Collection[str] | None, only: str | None = 
     wanted = {name: [(bound, ()) for _, bound in policies[name].policy.queue_gates] for name in names}
     gauges = yield from gauges_of(moment, {name: policies[name].policy for name in names}, wanted)
     seen = yield from moment.workers()
-    return _Look(now, policies, figures, minutes, gauges, worker_list(seen, now), seen, forwarded)
+    return Look(now, policies, figures, minutes, gauges, worker_list(seen, now), seen, forwarded)
 
 
-def _look_at_keys_too(
+def look_with_keys(
     moment: Moment, forwarded: Collection[str] | None, only: str | None = None
-) -> Looking[tuple[_Look, list[KeyView]]]:
+) -> Looking[tuple[Look, list[KeyView]]]:
+    """The same, and the keys behind whose limits most jobs wait."""
     look = yield from _look(moment, forwarded, only)
-    return look, (yield from _held_keys(moment, look))
+    seen: dict[str, Seen] = {}
+    for name in look.figures:
+        known = seen.get(whole_of(name), Seen([], look.now))
+        seen[whole_of(name)] = Seen([*known.minutes, *look.minutes.get(name, [])], look.now)
+    policies = {name: look.policies[name].policy for name in look.figures}
+    return look, (yield from held_keys(moment, policies, seen, look.seen))
 
 
-async def overview(store: Store, forwarded: Collection[str] | None = ()) -> Overview:
-    """All queues, and what to do about them. `forwarded` are those that the app at hand leaves to an engine; `None`, if
-    none is at hand."""
-    return (await overview_beside(store, {}, forwarded))[0]
+@checked_methods
+class Queues(Amender):
+    """`app.operations.queues`: how queues are doing and why, and pausing and suspending them."""
+
+    async def show(self, queue: str) -> OneQueue:
+        """One queue: its policy in words, its limits, its partitions, its last hour; or `UnknownQueue`."""
+        store = await self._store()
+        name = (await in_force(store, whole_of(queue))).policy.queue
+        look, keys = await store.ask(lambda moment: look_with_keys(moment, self._source.forwarded, name))
+        declared = look.policies[name]
+        policy = declared.policy
+        (view,) = await views_of(store, look)
+        chart = look.chart
+        workers = look.workers.workers
+        findings = [each for each in (*about_workers(workers), *about_reported_tasks(workers)) if each.queue == name]
+        return OneQueue(
+            now=as_datetime(look.now),
+            view=view,
+            policy=describe(policy),
+            version=declared.version,
+            policy_words=policy_words(policy),
+            limits=_limits(policy, look, chart.denied),
+            scopes=[list(by) for by in policy.scopes],
+            partitions=[_view(name, [name], look) for name in look.figures] if len(look.figures) > 1 else [],
+            hints=hints_of([view], keys, findings),
+            chart=chart,
+        )
+
+    async def explain(self, queue: str, keys: KeyValues | None = None) -> Explanation:
+        """Everything that holds all jobs of a queue or of one partition of it, or all of some keys in it."""
+        store, canonical = await self._store(), canonical_keys(keys or {})
+        found = await store.ask(lambda moment: explained(moment, queue, canonical))
+        return found.told([await forwarded_at(store, facts, self._source.forwarded) for facts, _ in found.parts])
+
+    async def pause(
+        self,
+        queue: str,
+        *,
+        keys: KeyValues | None = None,
+        task: str | None = None,
+        expires_in: Duration | None = None,
+        expires_at: datetime | None = None,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Change:
+        """Start nothing more of a queue, a key or a task. What runs goes on; keys first seen later are covered."""
+        intent = self._intent(actor, reason, dry_run, expires_in, expires_at)
+        scope = scope_of(keys, await _full_name(await self._store(), queue, task))
+        return await self._put(queue, "pause", Override(kind=Kind.PAUSE, scope=scope), intent)
+
+    async def resume(
+        self,
+        queue: str,
+        *,
+        keys: KeyValues | None = None,
+        task: str | None = None,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Change:
+        """End a pause: the one of exactly this queue, key or task."""
+        intent, store = self._intent(actor, reason, dry_run), await self._store()
+        pause = Override(kind=Kind.PAUSE, scope=scope_of(keys, await _full_name(store, queue, task)))
+        as_given = Override(kind=Kind.PAUSE, scope=scope_of(keys, task))
+        if (await in_force(store, queue)).policy.overrides.get(as_given.id):
+            pause = as_given  # the task was paused under just that name
+        return await self._end(queue, "resume", [pause], intent)
+
+    async def suspend(
+        self,
+        queue: str,
+        *,
+        expires_in: Duration | None = None,
+        expires_at: datetime | None = None,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
+    ) -> Change:
+        """Let no limit of a queue hold anything back. All go on counting; pauses and turns stay."""
+        intent = self._intent(actor, reason, dry_run, expires_in, expires_at)
+        return await self._put(queue, "suspend", Override(kind=Kind.SUSPEND), intent)
+
+    async def unsuspend(
+        self, queue: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
+    ) -> Change:
+        """Let the limits of a queue hold again. What runs beyond them drains first."""
+        ended = [Override(kind=Kind.SUSPEND)]
+        return await self._end(queue, "unsuspend", ended, self._intent(actor, reason, dry_run))
+
+    # Last: below it, `list` in an annotation would be this method.
+    async def list(self) -> list[QueueView]:
+        """Every queue at a glance."""
+        store = await self._store()
+        return await views_of(store, await store.ask(lambda moment: _look(moment, self._source.forwarded)))
 
 
-async def overview_beside(
-    store: Store, wanted: Mapping[str, Sequence[Mapping[str, object]]], forwarded: Collection[str] | None = ()
-) -> tuple[Overview, list[tuple[str, KeyView]]]:
-    """The same, and beside it some keys of queues, as of the same moment."""
-
-    def ask(moment: Moment) -> Looking[tuple[_Look, list[KeyView], list[tuple[str, KeyView]]]]:
-        look, held = yield from _look_at_keys_too(moment, forwarded)
-        beside = []
-        for queue, keys in wanted.items():
-            if queue in look.policies:
-                beside += [(queue, view) for view in (yield from keys_at(moment, queue, keys))]
-        return look, held, beside
-
-    look, keys, beside = await store.ask(ask)
-    views, workers = await _views_of(store, look), look.workers
-    overview = Overview(
-        now=as_datetime(look.now),
-        totals=_totals(views, workers),
-        queues=views,
-        hints=hints_of(views, keys, await findings_at_a_glance(store, workers.workers)),
-        chart=chart_of((each for minutes in look.minutes.values() for each in minutes), look.now),
-    )
-    return overview, beside
-
-
-async def list_queues(store: Store, forwarded: Collection[str] | None = ()) -> list[QueueView]:
-    """All queues, without anything else."""
-    return await _views_of(store, await store.ask(lambda moment: _look(moment, forwarded)))
+async def _full_name(store: Store, queue: str, task: str | None) -> str | None:
+    """A task by its full name, if the queue's newest jobs have one that ends so; it may be one that is yet to come."""
+    if task is None:
+        return None
+    await in_force(store, queue)
+    seen = {each.task for each in (await find_jobs(store, JobFilter(queue=queue), limit=LOOKED_AT)).jobs}
+    alike = sorted(each for each in seen if each.endswith(f".{task}"))
+    if task in seen or not alike:
+        return task
+    if len(alike) > 1:
+        raise InvalidOverride(f"queue {queue!r}: several tasks end in {task!r}: {', '.join(alike)}; give the full name")
+    return alike[0]
 
 
 def queues_at(moment: Moment) -> Looking[list[QueueView]]:
@@ -139,44 +227,7 @@ def queues_at(moment: Moment) -> Looking[list[QueueView]]:
     return _views((yield from _look(moment, ())))
 
 
-async def show_queue(store: Store, queue: str, forwarded: Collection[str] | None = ()) -> OneQueue:
-    """One queue with its limits, its partitions and its last hour; or `UnknownQueue`."""
-    name = (await in_force(store, whole_of(queue))).policy.queue
-    look, keys = await store.ask(lambda moment: _look_at_keys_too(moment, forwarded, name))
-    declared = look.policies[name]
-    policy = declared.policy
-    (view,) = await _views_of(store, look)
-    chart = chart_of((each for minutes in look.minutes.values() for each in minutes), look.now)
-    parts = [_view(name, [name], look) for name in look.figures] if len(look.figures) > 1 else []
-    return OneQueue(
-        now=as_datetime(look.now),
-        view=view,
-        policy=describe(policy),
-        version=declared.version,
-        policy_words=policy_words(policy),
-        limits=_limits(policy, look, chart.denied),
-        scopes=[list(by) for by in policy.scopes],
-        partitions=parts,
-        hints=hints_of([view], keys, _findings_of(view.queue, look.workers.workers)),
-        chart=chart,
-    )
-
-
-def _held_keys(moment: Moment, look: _Look) -> Looking[list[KeyView]]:
-    """The keys behind whose limits most jobs wait, with how fast their queues go."""
-    seen: dict[str, Seen] = {}
-    for name in look.figures:
-        known = seen.get(whole_of(name), Seen([], look.now))
-        seen[whole_of(name)] = Seen([*known.minutes, *look.minutes.get(name, [])], look.now)
-    policies = {name: look.policies[name].policy for name in look.figures}
-    return (yield from held_keys(moment, policies, seen, look.seen))
-
-
-def _findings_of(queue: str, workers: Sequence[WorkerView]) -> list[Finding]:
-    return [each for each in (*about_workers(workers), *about_reported_tasks(workers)) if each.queue == queue]
-
-
-async def _views_of(store: Store, look: _Look) -> list[QueueView]:
+async def views_of(store: Store, look: Look) -> list[QueueView]:
     """A view of each queue. Of one that nobody serves, its jobs may tell that an engine runs them, if no app does."""
     views = _views(look)
     for number, view in enumerate(views):
@@ -186,7 +237,7 @@ async def _views_of(store: Store, look: _Look) -> list[QueueView]:
     return views
 
 
-def _views(look: _Look) -> list[QueueView]:
+def _views(look: Look) -> list[QueueView]:
     """A view of each queue, its partitions taken together."""
     parts: dict[str, list[str]] = {}
     for name in look.figures:
@@ -194,7 +245,7 @@ def _views(look: _Look) -> list[QueueView]:
     return [_view(whole, names, look) for whole, names in sorted(parts.items())]
 
 
-def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
+def _view(queue: str, names: Sequence[str], look: Look) -> QueueView:
     figures = [look.figures[name] for name in names]
     policy = look.policies[names[0]].policy
     ready = sum(each.ready for each in figures)
@@ -214,8 +265,8 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
         held=held,
         held_jobs=sum(_held_jobs(look, name) for name in names),
         running=sum(each.running for each in figures),
-        scheduled=_sum(each.scheduled for each in figures),
-        dead=_sum(each.dead for each in figures),
+        scheduled=sum_of(each.scheduled for each in figures),
+        dead=sum_of(each.dead for each in figures),
         oldest_wait=None if oldest is None or not ready else max(0.0, (look.now - oldest) / SECOND),
         ended=sum(hour.ended for each in figures for hour in each.hours),
         failed=sum(hour.failed for each in figures for hour in each.hours),
@@ -226,7 +277,7 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
         recently_ended=recent.ended,
         recently_failed=recent.failed,
         recently_denied=sum(recent.denied.values()),
-        rates=_rates(policy, latest(minutes, look.now).denied),
+        rates=_rates(policy, lately(minutes, look.now, 1).denied),
         workers=len(serving),
         workers_stopping=len(alive) - len(serving),
         slots=sum(each.concurrency for each in serving),
@@ -250,7 +301,7 @@ def _view(queue: str, names: Sequence[str], look: _Look) -> QueueView:
     return _with_status(view)
 
 
-def _slots_free(look: _Look, serving: Sequence[WorkerView]) -> int:
+def _slots_free(look: Look, serving: Sequence[WorkerView]) -> int:
     """As workers have last reported, less what has started since. What a dispatcher has published is in none of its
     slots."""
     free = sum(max(0, each.concurrency - each.running) for each in serving)
@@ -281,7 +332,7 @@ def _in_use(names: Sequence[str], policy: Policy) -> list[str]:
     return [name for name in names if name in known] or list(names)
 
 
-def _held(look: _Look, names: Sequence[str], ready: int) -> list[HeldView]:
+def _held(look: Look, names: Sequence[str], ready: int) -> list[HeldView]:
     """By limit, whom it holds back; a full limit of the whole queue holds back all that are ready."""
     policy = look.policies[names[0]].policy
     sums: dict[str, Held] = {}
@@ -303,13 +354,13 @@ def _held(look: _Look, names: Sequence[str], ready: int) -> list[HeldView]:
     return sorted(views, key=lambda each: (-each.jobs, each.limit))
 
 
-def _held_jobs(look: _Look, name: str) -> int:
+def _held_jobs(look: Look, name: str) -> int:
     """How many jobs of a partition something holds back."""
     figures = look.figures[name]
     return figures.ready if any(gauge.room <= 0 for gauge in look.gauges[name]) else figures.held_jobs
 
 
-def _limits(policy: Policy, look: _Look, denied: Mapping[str, int]) -> list[LimitView]:
+def _limits(policy: Policy, look: Look, denied: Mapping[str, int]) -> list[LimitView]:
     held = {each.limit: each for each in _held(look, list(look.figures), 1 << 60)}
     gauges = {gauge.limit: gauge for gauge in look.gauges[policy.queue]}
     views = []
@@ -334,28 +385,7 @@ def _limits(policy: Policy, look: _Look, denied: Mapping[str, int]) -> list[Limi
     return views
 
 
-def _totals(views: Sequence[QueueView], workers: WorkerList) -> Totals:
-    waits = [view.oldest_wait for view in views if view.oldest_wait is not None]
-    return Totals(
-        ready=sum(view.ready for view in views),
-        held_jobs=sum(view.held_jobs for view in views),
-        running=sum(view.running for view in views),
-        scheduled=_sum(view.scheduled for view in views),
-        dead=_sum(view.dead for view in views),
-        oldest_wait=max(waits, default=None),
-        ended=sum(view.ended for view in views),
-        failed=sum(view.failed for view in views),
-        started_per_minute=sum(view.started_per_minute for view in views),
-        ended_per_minute=sum(view.ended_per_minute for view in views),
-        failed_per_minute=sum(view.failed_per_minute for view in views),
-        workers=workers.alive - workers.stopping,
-        workers_stopping=workers.stopping,
-        workers_late=workers.late,
-        slots=workers.slots,
-    )
-
-
-def _sum(numbers: Iterable[Counted]) -> Counted:
+def sum_of(numbers: Iterable[Counted]) -> Counted:
     counted = list(numbers)
     return Counted(sum(each.count for each in counted), all(each.is_all for each in counted))
 
@@ -559,70 +589,3 @@ def _waiting(count: int) -> str:
 
 def _jobs(count: int) -> str:
     return "1 job" if count == 1 else f"{count:,} jobs"
-
-
-MOST_QUEUES = 8
-"""Queues that are looked at together, the busiest of all."""
-PLACES: dict[str, Callable[[KeyView], Any]] = {
-    "waiting": lambda view: -view.waiting,
-    "running": lambda view: -view.running,
-    "ended": lambda view: -view.ended,
-    "started": lambda view: 0.0 if view.last_started_at is None else -view.last_started_at.timestamp(),
-    "name": lambda view: [value or "" for value in view.keys.values()],
-}
-assert set(PLACES) == {str(each) for each in KeySort}
-
-
-class Ranking(msgspec.Struct, frozen=True, kw_only=True):
-    """The first keys in some order."""
-
-    now: datetime
-    queues: list[str]
-    """Those that were looked at."""
-    left_out: int
-    """How many others there are, which have less to do."""
-    sort: str
-    keys: list[KeyView]
-    unserved: dict[str, str] = {}
-    """Of these queues, those whose waiting jobs nobody starts, with why, in words."""
-
-
-async def rank_keys(
-    store: Store,
-    queue: str | None = None,
-    by: str | Sequence[str] | None = None,
-    *,
-    sort: str = "waiting",
-    limit: int = 50,
-) -> Ranking:
-    """The first keys of a queue; of none in particular, those of the busiest, each by what its turns are taken by."""
-    if queue is not None:
-        await in_force(store, whole_of(queue))
-    return await store.ask(lambda moment: _ranked(moment, queue, by, sort, limit))
-
-
-def _ranked(
-    moment: Moment, queue: str | None, by: str | Sequence[str] | None, sort: str, limit: int
-) -> Looking[Ranking]:
-    if queue is None:
-        views = sorted((yield from queues_at(moment)), key=lambda view: (-view.ready - view.running, view.queue))
-        names, left_out = [view.queue for view in views[:MOST_QUEUES]], max(0, len(views) - MOST_QUEUES)
-    else:
-        names, left_out = [queue], 0
-    keys: list[KeyView] = []
-    unserved: dict[str, str] = {}
-    for name in names:
-        page = yield from page_at(moment, name, by if queue else None, sort=sort, limit=limit)
-        keys += page.keys
-        unserved |= {} if page.unserved is None else {name: page.unserved}
-    if len(names) > 1:
-        keys.sort(key=PLACES[sort])
-    now = as_datetime(moment.now)
-    return Ranking(
-        now=now,
-        queues=names,
-        left_out=left_out,
-        sort=sort,
-        keys=keys[:limit],
-        unserved=unserved,
-    )

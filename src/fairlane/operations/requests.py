@@ -1,17 +1,15 @@
-"""What an operator says with every change, and how the things it is about are named."""
+"""Queues, partitions, limits and jobs, found by the names that operators give."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from difflib import get_close_matches
 from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import SECOND, Instant, as_instant, microseconds
+from fairlane.clock import SECOND, microseconds
 from fairlane.errors import ConfigurationError, InvalidOverride, UnknownQueue
 from fairlane.job import State
 from fairlane.policy.keys import canonical_keys
@@ -19,54 +17,11 @@ from fairlane.policy.overrides import Scope
 from fairlane.policy.partitions import parse_partition, partition_name
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.store import operators, records
-from fairlane.store.audit import Note
-from fairlane.store.boards import QueueTime
 from fairlane.store.operators import Cursor, JobFilter, JobPage
 from fairlane.store.protocol import Store
 from fairlane.store.rows import Declared
 
-LONGEST_TEXT = 1_000
-LATEST = as_instant(datetime.max.replace(tzinfo=UTC))
 _PER = re.compile(r"(?P<kind>[^/:]+)/(?P<per>[^:#]+)(?P<rest>.*)\Z")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Intent:
-    """Who acts and why, for how long, and whether in earnest."""
-
-    actor: str
-    reason: str = ""
-    expires_in: int | None = None
-    """Microseconds."""
-    expires_at: Instant | None = None
-    dry_run: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.actor.strip():
-            raise ConfigurationError("a change is recorded with an actor, and none is given; set FAIRLANE_ACTOR")
-        for name, text in (("actor", self.actor), ("reason", self.reason)):
-            if len(text) > LONGEST_TEXT or "\0" in text:
-                raise ConfigurationError(f"{name}: give at most {LONGEST_TEXT:,} characters, and no NUL")
-        if self.expires_in is not None and self.expires_at is not None:
-            raise ConfigurationError("give how long it lasts or when it ends, not both")
-
-    def note(self, action: str) -> Note:
-        return Note(actor=self.actor, action=action, reason=self.reason)
-
-    def ends_at(self, time: QueueTime) -> Instant | None:
-        """When what is set ends by itself, in queue time; `None`: when somebody ends it."""
-        now, at = time.now, self.expires_at
-        if self.expires_in is not None:
-            at = now + self.expires_in
-        elif at is not None:
-            at += time.ahead  # a time of day goes by the wall clock
-        if at is not None and at <= now:
-            raise ConfigurationError(
-                "it would have ended already (expires_in, expires_at); give a time to come, or leave it out"
-            )
-        if at is not None and at > LATEST:
-            raise ConfigurationError("it would end after the year 9999; leave the time out, and it ends with somebody")
-        return at
 
 
 async def in_force(store: Store, queue: str) -> Declared:

@@ -9,16 +9,16 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import Instant, iso_text
+from fairlane.clock import Instant
 from fairlane.cron.recurrence import recurrence_of
 from fairlane.errors import UnknownSchedule
 from fairlane.job import JobRecord, State
 from fairlane.operations.jobs import redacted
-from fairlane.operations.requests import Intent
+from fairlane.operations.section import Intent, Section
+from fairlane.parameters import checked_methods
 from fairlane.redaction import Redactor
 from fairlane.store import schedules
 from fairlane.store.boards import QueueTime
-from fairlane.store.protocol import Store
 from fairlane.store.schedules import ScheduleRow
 
 NO_JOB = UUID(int=0)
@@ -29,6 +29,8 @@ NO_JOB = UUID(int=0)
 class ScheduleView:
     """A schedule as it stands."""
 
+    now: Instant
+    """When it was looked at, by the clock on the wall, which slots go by."""
     name: str
     state: str
     """`active`, `paused`, or `orphaned`: no worker has it any more, so that nobody fires it."""
@@ -65,43 +67,52 @@ class ScheduleView:
         return f"{waiting:,} {'trigger waits' if waiting == 1 else 'triggers wait'} for a worker" if waiting else ""
 
 
-async def list_schedules(store: Store, redactor: Redactor | None = None) -> list[ScheduleView]:
-    """Every schedule, by name. Of their calls, what `redact` lets be seen."""
-    time = await store.time()
-    return [_view(row, time, redactor) for row in await store.run(schedules.schedules())]
+@checked_methods
+class Schedules(Section):
+    """`app.operations.schedules`: what is enqueued again and again, and when."""
 
+    async def pause(
+        self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
+    ) -> ScheduleView:
+        """Fire a schedule no more, until it is resumed. Slots that come meanwhile are not made up for."""
+        return await self._amend(name, self._intent(actor, reason, dry_run), "pause schedule", is_paused=True)
 
-async def pause_schedule(store: Store, name: str, intent: Intent, redactor: Redactor | None = None) -> ScheduleView:
-    """Fire a schedule no more, until it is resumed. Slots that come meanwhile are not made up for."""
-    return await _amend(store, name, intent, "pause schedule", redactor, is_paused=True)
+    async def resume(
+        self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
+    ) -> ScheduleView:
+        """Let a schedule fire again, from its next slot on."""
+        return await self._amend(name, self._intent(actor, reason, dry_run), "resume schedule", is_paused=False)
 
+    async def trigger(
+        self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
+    ) -> ScheduleView:
+        """Let a worker fire a schedule once, at once and beside its slots; also while it is paused."""
+        return await self._amend(name, self._intent(actor, reason, dry_run), "trigger schedule", is_paused=None)
 
-async def resume_schedule(store: Store, name: str, intent: Intent, redactor: Redactor | None = None) -> ScheduleView:
-    """Let a schedule fire again, from its next slot on."""
-    return await _amend(store, name, intent, "resume schedule", redactor, is_paused=False)
+    async def _amend(self, name: str, intent: Intent, action: str, *, is_paused: bool | None) -> ScheduleView:
+        store = await self._store()
+        rows = {row.name: row for row in await store.run(schedules.schedules())}
+        time = await store.time()
+        row = rows.get(name)
+        if row is None:
+            similar = get_close_matches(name, rows, n=1)
+            hint = f"did you mean {similar[0]!r}?" if similar else f"there are: {', '.join(rows) or 'none'}"
+            raise UnknownSchedule(f"there is no schedule {name!r}; {hint} (workers declare them when they start)")
+        if not intent.dry_run and row.is_paused is not is_paused:
+            told = row.told()
+            next_at = recurrence_of(told["recurrence"]).next_after(time.wall)
+            note = msgspec.structs.replace(intent.note(action), queue=told["queue"])
+            changed = await store.run(schedules.amend_schedule(name, note, is_paused=is_paused, next_at=next_at))
+            row = changed or row
+        return _view(row, time, self._redactor)
 
-
-async def trigger_schedule(store: Store, name: str, intent: Intent, redactor: Redactor | None = None) -> ScheduleView:
-    """Let a worker fire a schedule once, at once and beside its slots; also while it is paused."""
-    return await _amend(store, name, intent, "trigger schedule", redactor, is_paused=None)
-
-
-async def _amend(
-    store: Store, name: str, intent: Intent, action: str, redactor: Redactor | None, *, is_paused: bool | None
-) -> ScheduleView:
-    rows = {row.name: row for row in await store.run(schedules.schedules())}
-    time = await store.time()
-    row = rows.get(name)
-    if row is None:
-        similar = get_close_matches(name, rows, n=1)
-        hint = f"did you mean {similar[0]!r}?" if similar else f"there are: {', '.join(rows) or 'none'}"
-        raise UnknownSchedule(f"there is no schedule {name!r}; {hint} (workers declare them when they start)")
-    if intent.dry_run or row.is_paused is is_paused:
-        return _view(row, time, redactor)
-    next_at = recurrence_of(row.told()["recurrence"]).next_after(time.wall)
-    note = msgspec.structs.replace(intent.note(action), queue=row.told()["queue"])
-    changed = await store.run(schedules.amend_schedule(name, note, is_paused=is_paused, next_at=next_at))
-    return _view(row if changed is None else changed, time, redactor)
+    # Last: below it, `list` in an annotation would be this method.
+    async def list(self) -> list[ScheduleView]:
+        """Every schedule, by name: when it is due, what it enqueues, and what it enqueued last. Of their calls, what
+        `redact` lets be seen."""
+        store = await self._store()
+        time = await store.time()
+        return [_view(row, time, self._redactor) for row in await store.run(schedules.schedules())]
 
 
 def _view(row: ScheduleRow, time: QueueTime, redactor: Redactor | None) -> ScheduleView:
@@ -110,6 +121,7 @@ def _view(row: ScheduleRow, time: QueueTime, redactor: Redactor | None) -> Sched
     state = "orphaned" if row.is_orphaned(time.now) else "paused" if row.is_paused else "active"
     job = _job_to_come(row, told)
     return ScheduleView(
+        now=time.wall,
         name=row.name,
         state=state,
         is_paused=row.is_paused,
@@ -153,25 +165,3 @@ def _job_to_come(row: ScheduleRow, told: dict[str, Any]) -> JobRecord:
         cancel_requested=False,
         context={**(told["context"] or {}), "schedule": row.name},
     )
-
-
-def describe_schedule(view: ScheduleView) -> dict[str, Any]:
-    """As JSON has it."""
-    return {
-        "name": view.name,
-        "state": view.state,
-        "is_paused": view.is_paused,
-        "recurrence": view.recurrence,
-        "words": view.words,
-        "missed": view.missed,
-        "task": view.task,
-        "queue": view.queue,
-        "call": view.call,
-        "next_at": iso_text(view.next_at),
-        "resumes_at": iso_text(view.resumes_at),
-        "last_slot": iso_text(view.last_slot),
-        "last_job": None if view.last_job is None else str(view.last_job),
-        "last_fired_at": iso_text(view.last_fired_at),
-        "declared_at": iso_text(view.declared_at),
-        "triggers_waiting": view.triggers_waiting,
-    }

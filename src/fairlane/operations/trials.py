@@ -19,6 +19,8 @@ import msgspec
 from fairlane.clock import SECOND, SystemClock, microseconds
 from fairlane.errors import ConfigurationError, FairlaneError
 from fairlane.operations.requests import in_force
+from fairlane.operations.section import Section
+from fairlane.parameters import checked_methods
 from fairlane.policy.keys import normalize_by
 from fairlane.policy.overrides import NO_OVERRIDES
 from fairlane.policy.policy import POLICY_EXAMPLE, Policy, parse_policy
@@ -47,35 +49,43 @@ PolicyGiven = str | dict[str, Any] | Policy
 """The name of a queue (its policy in force), a document, or the policy itself."""
 
 
-async def try_policies(
-    store: Store,
-    policies: Sequence[PolicyGiven],
-    *,
-    workload: Workload | None = None,
-    history: str | None = None,
-    last: str | float = "1h",
-    slots: int = 100,
-    seed: int | None = None,
-    until: str | float | None = None,
-    by: Sequence[str] = (),
-) -> list[Tried]:
-    """The same jobs under each policy: those of a workload, or those that ended lately in the queue `history`."""
-    if not 1 <= len(policies) <= MOST_POLICIES:
-        raise ConfigurationError(f"{len(policies)} policies: give from 1 to {MOST_POLICIES}")
-    if not 1 <= slots <= MOST_SLOTS:
-        raise ConfigurationError(f"slots={slots}: give from 1 to {MOST_SLOTS:,}")
-    found = [await _policy(store, each) for each in policies]
-    span = None if until is None else _span("until", until)
-    if history is None:
-        jobs = await asyncio.to_thread(_foreseen, workload, seed)
-    else:
-        jobs = await _remembered(store, history, last, workload)
-    names = normalize_by("by", tuple(by)) or next(filter(None, map(report_by, found)), ())
-    pace = _Pace()
-    try:
-        return await asyncio.to_thread(_try, found, jobs, slots, span, names, pace)
-    finally:
-        pace.stop.set()
+@checked_methods
+class Trials(Section):
+    """`app.operations.trials`: the same jobs under other policies, on a virtual clock."""
+
+    async def run(
+        self,
+        policies: Sequence[PolicyGiven],
+        *,
+        workload: Workload | None = None,
+        history: str | None = None,
+        last: str | float = "1h",
+        slots: int = 100,
+        seed: int | None = None,
+        until: str | float | None = None,
+        by: Sequence[str] = (),
+    ) -> list[Tried]:
+        """The same jobs under each policy: those of a workload, or those that ended lately in the queue `history`.
+
+        Bounded in jobs and in time. A policy is named by its queue, or given, also as a document.
+        """
+        store = await self._store()
+        if not 1 <= len(policies) <= MOST_POLICIES:
+            raise ConfigurationError(f"{len(policies)} policies: give from 1 to {MOST_POLICIES}")
+        if not 1 <= slots <= MOST_SLOTS:
+            raise ConfigurationError(f"slots={slots}: give from 1 to {MOST_SLOTS:,}")
+        found = [await _policy(store, each) for each in policies]
+        span = None if until is None else _span("until", until)
+        if history is None:
+            jobs = await asyncio.to_thread(_foreseen, workload, seed)
+        else:
+            jobs = await _remembered(store, history, last, workload)
+        names = normalize_by("by", tuple(by)) or next(filter(None, map(report_by, found)), ())
+        pace = _Pace()
+        try:
+            return await asyncio.to_thread(_try, found, jobs, slots, span, names, pace)
+        finally:
+            pace.stop.set()
 
 
 async def _policy(store: Store, given: PolicyGiven) -> Policy:

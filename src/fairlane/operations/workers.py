@@ -7,16 +7,22 @@ from collections.abc import Sequence
 import msgspec
 
 from fairlane.clock import SECOND, Instant, as_datetime
+from fairlane.operations.section import Section
 from fairlane.operations.views import BlockView, LongRunView, WorkerList, WorkerView
-from fairlane.store.protocol import Store
+from fairlane.parameters import checked_methods
 from fairlane.store.stats import Looking, Moment
 from fairlane.store.stats_values import BlockedLoop, LongRun, WorkerSeen, replaced
 
 
-async def list_workers(store: Store) -> WorkerList:
-    """Every worker that has reported within the last day and has not stopped as it should. One that died and was
-    replaced is forgotten after a quarter of an hour."""
-    return await store.ask(workers_at)
+@checked_methods
+class Workers(Section):
+    """`app.operations.workers`: who is there, and who has gone silent."""
+
+    # Last: below it, `list` in an annotation would be this method.
+    async def list(self) -> WorkerList:
+        """Every worker that has reported within the last day and has not stopped as it should. One that died and was
+        replaced is forgotten after a quarter of an hour."""
+        return await (await self._store()).ask(workers_at)
 
 
 def workers_at(moment: Moment) -> Looking[WorkerList]:

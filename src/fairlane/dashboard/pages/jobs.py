@@ -14,7 +14,7 @@ WAITING = (State.SCHEDULED, State.READY)
 
 async def look_at_jobs(ask: Ask, state: State | None = None) -> dict[str, Any]:
     wanted, after = filter_from(ask.query, state), ask.query.get("after") or None
-    page = await ask.operations.list_jobs(wanted, ROWS, after, looks=1)
+    page = await ask.operations.jobs.list(wanted, ROWS, after, looks=1)
     shown = shown_filter(ask.query) | ({} if state is None else {"state": str(state)})
     return {"jobs": page.jobs, "after": page.after, "filter": shown, "states": list(map(str, State))}
 
@@ -24,7 +24,7 @@ async def look_at_dead(ask: Ask) -> dict[str, Any]:
 
 
 async def look_at_job(ask: Ask) -> dict[str, Any]:
-    details = await ask.operations.show_job(job_from(ask.values["job"]))
+    details = await ask.operations.jobs.show(job_from(ask.values["job"]))
     record = details.record
     return {
         "title": record.task,
@@ -32,7 +32,7 @@ async def look_at_job(ask: Ask) -> dict[str, Any]:
         "attempts": details.attempts,
         "call": details.call,
         "result": details.result,
-        "told": None if record.state.is_final else await ask.operations.explain_job(record.id),
+        "told": None if record.state.is_final else await ask.operations.jobs.explain(record.id),
         "deeds": [deed for deed, states in _POSSIBLE if record.state in states],
     }
 
@@ -54,5 +54,5 @@ async def look_at_audit(ask: Ask) -> dict[str, Any]:
     queue = ask.query.get("queue") or None
     text = ask.query.get("before", "")
     before = int(text) if text.isdecimal() and len(text) < LONGEST_NUMBER else None
-    page = await ask.operations.list_audit(queue, before=before or None, limit=ROWS)
+    page = await ask.operations.audit.list(queue, before=before or None, limit=ROWS)
     return {"entries": page.entries, "before": page.before, "queue": queue}

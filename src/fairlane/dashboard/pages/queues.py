@@ -23,18 +23,18 @@ async def look_at_overview(ask: Ask) -> dict[str, Any]:
 
 
 async def look_at_queues(ask: Ask) -> dict[str, Any]:
-    return {"queues": await ask.operations.list_queues()}
+    return {"queues": await ask.operations.queues.list()}
 
 
 async def look_at_queue(ask: Ask) -> dict[str, Any]:
-    seen = await ask.operations.show_queue(ask.values["queue"])
-    overrides = await ask.operations.list_overrides(seen.view.queue)
+    seen = await ask.operations.queues.show(ask.values["queue"])
+    overrides = await ask.operations.overrides.list(seen.view.queue)
     return {"title": seen.view.queue, "seen": seen, "overrides": overrides}
 
 
 async def look_at_keys(ask: Ask) -> dict[str, Any]:
     query = ask.query
-    seen = await ask.operations.list_keys(
+    seen = await ask.operations.keys.list(
         ask.values["queue"],
         query.get("by") or None,
         sort=query.get("sort") or "waiting",
@@ -48,6 +48,6 @@ async def look_at_keys(ask: Ask) -> dict[str, Any]:
 
 async def look_at_key(ask: Ask) -> dict[str, Any]:
     queue = ask.values["queue"]
-    seen = await ask.operations.show_key(queue, keys_of(ask.query))
+    seen = await ask.operations.keys.show(queue, keys_of(ask.query))
     title = ", ".join(f"{name}={value}" for name, value in seen.view.keys.items())
     return {"title": title, "queue": queue, "seen": seen}

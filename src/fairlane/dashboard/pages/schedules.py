@@ -13,7 +13,7 @@ _ORDER = ("orphaned", "paused", "active")
 
 
 async def look(ask: Ask) -> dict[str, Any]:
-    found = await ask.operations.list_schedules()
+    found = await ask.operations.schedules.list()
     state, search = ask.query.get("state", ""), ask.query.get("search", "").strip()
     fitting = [
         each

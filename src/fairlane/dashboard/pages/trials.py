@@ -48,13 +48,13 @@ Problems = dict[str, Misread]
 
 
 async def look(ask: Ask) -> dict[str, Any]:
-    known = await ask.operations.show_policies()
+    known = await ask.operations.policies.show()
     queue = ask.query.get("queue", "") or (known[0].queue if known else "")
     return _loaded(_Form(queue=queue, slots=await _slots_of(ask, queue)), known)
 
 
 async def submit(ask: Ask, given: Mapping[str, str]) -> dict[str, Any]:
-    known = await ask.operations.show_policies()
+    known = await ask.operations.policies.show()
     form = _Form.of(given)
     if given.get("do") == "load":
         return _loaded(form, known)
@@ -63,7 +63,7 @@ async def submit(ask: Ask, given: Mapping[str, str]) -> dict[str, Any]:
         if not _UNDER_WAY.acquire(blocking=False):
             return _shown(form, known, {"form": Misread(words=BUSY)})
         try:
-            tried = await ask.operations.try_policies(policies, **options)
+            tried = await ask.operations.trials.run(policies, **options)
             return _shown(form, known) | {"result": compare(tried, policies, form.queue)}
         except (ConfigurationError, UnknownQueue) as error:
             problems = {"form": Misread(words=str(error))}
@@ -74,7 +74,7 @@ async def submit(ask: Ask, given: Mapping[str, str]) -> dict[str, Any]:
 
 async def _slots_of(ask: Ask, queue: str) -> str:
     """Those of the workers that serve the queue now."""
-    found = await ask.operations.list_workers()
+    found = await ask.operations.workers.list()
     slots = sum(each.concurrency for each in found.workers if queue in each.queues and each.takes_jobs)
     return str(min(slots, MOST_SLOTS)) if slots else DEFAULT_SLOTS
 

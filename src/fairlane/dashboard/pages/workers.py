@@ -14,7 +14,7 @@ _ORDER = ("late", "unwell", "blocked", "troubled", "stopping", "well", "replaced
 
 
 async def look(ask: Ask) -> dict[str, Any]:
-    found = await ask.operations.list_workers()
+    found = await ask.operations.workers.list()
     queue, search = ask.query.get("queue", ""), ask.query.get("search", "").strip()
     wanted = [
         each

@@ -147,8 +147,8 @@ class Refusals(TestCase):
 
 
 async def _records() -> list[JobRecord]:
-    return list((await app.operations.list_jobs(JobFilter())).jobs)
+    return list((await app.operations.jobs.list(JobFilter())).jobs)
 
 
 async def _hurry(job: str) -> None:
-    await app.operations.retry_jobs([UUID(job)])
+    await app.operations.jobs.retry([UUID(job)])

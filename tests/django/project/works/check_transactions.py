@@ -24,7 +24,7 @@ def texts() -> list[str]:
 
 def stored() -> list[JobRecord]:
     """What others see."""
-    return list(app.run_blocking(app.operations.list_jobs(JobFilter())).jobs)
+    return list(app.run_blocking(app.operations.jobs.list(JobFilter())).jobs)
 
 
 class WithoutCommit(TestCase):
@@ -88,7 +88,7 @@ class WithCommit(TransactionTestCase):
     async def test_an_async_test_enqueues_and_looks(self) -> None:
         job = await write.enqueue("a")
         self.assertEqual(str(await job.status()), "ready")
-        self.assertEqual(str((await app.operations.show_job(job.id)).record.state), "ready")
+        self.assertEqual(str((await app.operations.jobs.show(job.id)).record.state), "ready")
 
     def test_a_handler_uses_the_orm_async_or_not(self) -> None:
         write.enqueue_sync("a")

@@ -1,0 +1,123 @@
+"""What the nouns of `app.operations` share: the database, who acts and why, and who looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from fairlane.clock import Clock, Instant, as_instant, duration_of
+from fairlane.errors import ConfigurationError
+from fairlane.policy.policy import Policy
+from fairlane.redaction import Audience, Redact, Redactor, Surface
+from fairlane.store.audit import Note
+from fairlane.store.boards import QueueTime
+from fairlane.store.protocol import Store
+
+Duration = timedelta | str | float
+KeyValues = Mapping[str, object]
+OnProgress = Callable[[int], None]
+LONGEST_TEXT = 1_000
+PROGRAM = Audience(Surface.PROGRAM)
+LATEST = as_instant(datetime.max.replace(tzinfo=UTC))
+
+
+class OperationsSource(Protocol):
+    """What operations ask of their app."""
+
+    clock: Clock
+
+    async def opened(self) -> Store: ...
+
+    @property
+    def forwarded(self) -> Collection[str] | None:
+        """The queues that the app leaves to an engine; `None`: no app is at hand."""
+        ...
+
+    @property
+    def declared_policies(self) -> Mapping[str, Policy]: ...
+
+    @property
+    def actor(self) -> str: ...
+
+    @property
+    def redact(self) -> Redact | None: ...
+
+    def known_tasks(self) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """Who acts and why, for how long, and whether in earnest."""
+
+    actor: str
+    reason: str = ""
+    expires_in: int | None = None
+    """Microseconds."""
+    expires_at: Instant | None = None
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.actor.strip():
+            raise ConfigurationError("a change is recorded with an actor, and none is given; set FAIRLANE_ACTOR")
+        for name, text in (("actor", self.actor), ("reason", self.reason)):
+            if len(text) > LONGEST_TEXT or "\0" in text:
+                raise ConfigurationError(f"{name}: give at most {LONGEST_TEXT:,} characters, and no NUL")
+        if self.expires_in is not None and self.expires_at is not None:
+            raise ConfigurationError("give how long it lasts or when it ends, not both")
+
+    def note(self, action: str) -> Note:
+        return Note(actor=self.actor, action=action, reason=self.reason)
+
+    def ends_at(self, time: QueueTime) -> Instant | None:
+        """When what is set ends by itself, in queue time; `None`: when somebody ends it."""
+        now, at = time.now, self.expires_at
+        if self.expires_in is not None:
+            at = now + self.expires_in
+        elif at is not None:
+            at += time.ahead  # a time of day goes by the wall clock
+        if at is not None and at <= now:
+            raise ConfigurationError(
+                "it would have ended already (expires_in, expires_at); give a time to come, or leave it out"
+            )
+        if at is not None and at > LATEST:
+            raise ConfigurationError("it would end after the year 9999; leave the time out, and it ends with somebody")
+        return at
+
+
+class Section:
+    """One noun of `app.operations`, such as `app.operations.jobs`."""
+
+    def __init__(self, source: OperationsSource, audience: Audience = PROGRAM, rules: tuple[Redact, ...] = ()) -> None:
+        self._source = source
+        self._audience = audience
+        self._rules = rules
+
+    async def _store(self) -> Store:
+        return await self._source.opened()
+
+    @property
+    def _redactor(self) -> Redactor | None:
+        own = () if self._source.redact is None else (self._source.redact,)
+        return Redactor((*own, *self._rules), self._audience) if own or self._rules else None
+
+    def _intent(
+        self,
+        actor: str | None,
+        reason: str,
+        dry_run: bool,
+        expires_in: Duration | None = None,
+        expires_at: datetime | None = None,
+    ) -> Intent:
+        try:
+            ends_at = None if expires_at is None else as_instant(expires_at)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"expires_at: {error}") from None
+        return Intent(
+            actor=self._source.actor if actor is None else actor,
+            reason=reason,
+            expires_in=None if expires_in is None else duration_of("expires_in", expires_in),
+            expires_at=ends_at,
+            dry_run=dry_run,
+        )
