@@ -22,6 +22,7 @@ from fairlane import App
 from fairlane.job import NewJob, new_job_ids
 from fairlane.policy import Concurrency, Fair, Policy, Rate, lane_id
 from fairlane.scheduler.settlement import Done, settle
+from fairlane.store import policies
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.sqlite import SqliteStore
@@ -65,7 +66,7 @@ async def enqueue(store: Store, keys: int, jobs: int) -> None:
 async def fill(store: Store, keys: int, jobs: int) -> None:
     """So many jobs wait, and claims know of them; some are scheduled."""
     await enqueue(store, keys, jobs)
-    await store.lanes(QUEUE)
+    await store.run(policies.lanes(QUEUE))
     await store.enqueue([_later(job) for job in jobs_of(range(keys)[:2_000], 10)])
 
 

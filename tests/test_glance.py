@@ -19,6 +19,7 @@ from fairlane.cli.workers import draw_workers
 from fairlane.clock import SECOND, ManualClock
 from fairlane.operations import diagnosis_fleet as diagnosis_database
 from fairlane.operations.views import HintKind, QueueStatus, QueueView, WorkerList
+from fairlane.store import records
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.stats_values import BlockedLoop, LongRun, WorkerReport
 from fairlane.worker.reports import take_back
@@ -54,8 +55,8 @@ PROCESSES: defaultdict[str, UUID] = defaultdict(uuid4)
 async def report(app: App, name: str, process: str | None = None, **said: Any) -> None:
     usual: dict[str, Any] = {"host": "app-1", "pid": 1, "version": "1", "queues": {"plain": 1.0}, "concurrency": 5}
     usual |= {"started_at": app.clock.now(), "every": 5 * SECOND, "tasks": ["mail"]}
-    await (await app.opened()).report(
-        WorkerIdentity(PROCESSES[process or name], name), WorkerReport(name=name, **(usual | said))
+    await (await app.opened()).run(
+        records.report(PROCESSES[process or name], WorkerReport(name=name, **(usual | said)))
     )
 
 
@@ -135,7 +136,7 @@ async def test_a_dispatcher_does_not_take_the_place_of_a_worker(shop: App) -> No
         name="new", host="app-1", pid=2, version="1", queues={"plain": 1.0}, concurrency=1,
         started_at=shop.clock.now(), every=5 * SECOND,
     )  # fmt: skip
-    await (await shop.opened()).report(WorkerIdentity.of_dispatcher("new"), said)
+    await (await shop.opened()).run(records.report(WorkerIdentity.of_dispatcher("new").id, said))
     assert (await seen(shop))[0].late == 1
 
 

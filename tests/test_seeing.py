@@ -21,6 +21,7 @@ from fairlane.operations.explanations import explain_queue
 from fairlane.operations.views import HintKind, QueueStatus
 from fairlane.policy.gates import Reason
 from fairlane.scheduler.settlement import Done, Failed, Released, settle
+from fairlane.store import policies, records
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.stats_values import WorkerReport
 from tests.store.harness import checkpointed
@@ -85,7 +86,7 @@ class Shop:
             every=5_000_000,
             **({"queues": {"webhooks": 1.0, "email": 1.0}} | figures),
         )
-        await (await self.store()).report(WORKER, said)
+        await (await self.store()).run(records.report(WORKER.id, said))
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -382,7 +383,7 @@ async def test_a_queue_tells_what_ended_in_a_day_as_its_keys_do(shop: Shop) -> N
     for account in ("acme", "globex"):
         await shop.enqueue(account, 2)
         await shop.settle(await shop.claim(2), failed=account == "globex")
-        await (await shop.store()).lanes("webhooks", keeps=True)  # An end counts from when it is folded.
+        await (await shop.store()).run(policies.lanes("webhooks", keeps=True))  # An end counts from when it is folded.
         shop.clock.advance("2h")
         await shop.tally()
     overview = await shop.see.overview()

@@ -16,6 +16,7 @@ from fairlane.clock import SECOND, ManualClock
 from fairlane.job import Claim, State
 from fairlane.policy.gates import Limit
 from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, settle
+from fairlane.store import records
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.stats_values import WorkerReport
@@ -255,4 +256,4 @@ class Demo:
                 tasks=tasks,
                 **others,
             )
-            await store.report(worker, report)
+            await store.run(records.report(worker.id, report))

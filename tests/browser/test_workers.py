@@ -7,6 +7,7 @@ from uuid import uuid4
 from playwright.sync_api import Page, expect
 
 from fairlane.clock import SECOND
+from fairlane.store import records
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.stats_values import WorkerReport
 from tests.browser.harness import Served, go, log_in, on_any_store
@@ -28,7 +29,7 @@ async def report(served: Served, worker: WorkerIdentity, *, running: int = 0, is
         is_well=is_well,
         loops=loops,
     )
-    await store.report(worker, said)
+    await store.run(records.report(worker.id, said))
 
 
 def test_workers_come_fall_ill_and_go_while_somebody_looks(page: Page, served: Served) -> None:
@@ -49,7 +50,7 @@ def test_workers_come_fall_ill_and_go_while_somebody_looks(page: Page, served: S
     expect(rows.last.locator("details")).to_have_attribute("open", "")
 
     async def leave() -> None:
-        await (await served.app.opened()).report(two, None)
+        await (await served.app.opened()).run(records.report(two.id, None))
 
     served.run(leave())
     expect(rows).to_have_count(1)

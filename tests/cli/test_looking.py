@@ -25,6 +25,7 @@ from click.testing import CliRunner, Result
 from fairlane import App, Concurrency, Fair
 from fairlane.cli.program import program
 from fairlane.scheduler.settlement import Done, settle
+from fairlane.store import records
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.stats_values import WorkerReport
 
@@ -66,7 +67,7 @@ async def report(store: Store, **given: Any) -> None:
         "loops": {"claiming": "running"},
         "tasks": ["deliver"],
     }
-    await store.report(ME, WorkerReport(**(figures | given)))
+    await store.run(records.report(ME.id, WorkerReport(**(figures | given))))
 
 
 @pytest.fixture

@@ -114,11 +114,11 @@ def test_nobody_is_asked_in_a_script(run: Run) -> None:
 
 
 def test_an_interrupted_change_says_how_to_go_on_and_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def interrupt(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("fairlane.store.sqlite.store.SqliteStore.rehome", interrupt)
+        patched.setattr("fairlane.store.policies.rehome", interrupt)
         stopped = run("partition", "email", "--to", "4", "--by", "account", "--yes")
     assert stopped.exit_code == 1
     assert "keys that move stand still until it is over: workers go on with it" in stopped.output
@@ -135,11 +135,11 @@ def test_an_interrupted_change_says_how_to_go_on_and_goes_on(run: Run, monkeypat
 def test_a_change_that_is_under_way_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """F13."""
 
-    async def interrupt(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("fairlane.store.sqlite.store.SqliteStore.rehome", interrupt)
+        patched.setattr("fairlane.store.policies.rehome", interrupt)
         run("partition", "email", "--to", "4", "--by", "account", "--yes")
     planned = run("partition", "email", "--to", "1", "--abandon", "--dry-run").output
     assert "email: the change to 4 is given up; 1 → 1 partition" in planned

@@ -9,7 +9,7 @@ from uuid import uuid4
 from fairlane import App
 from fairlane.clock import SECOND, ManualClock
 from fairlane.dashboard.pages import workers as page
-from fairlane.store.protocol import WorkerIdentity
+from fairlane.store import records
 from fairlane.store.stats import Moment
 from fairlane.store.stats_values import BlockedLoop, LongRun, WorkerReport
 from tests.dashboard.harness import ROOT, VIEWER_TOKEN, Site
@@ -21,7 +21,7 @@ async def report(shop: App, clock: ManualClock, name: str, **said: Any) -> None:
     """A worker says something of itself."""
     usual: dict[str, Any] = {"host": "app-1", "pid": 4711, "version": "0.1.0", "queues": {"webhooks": 1.0}}
     usual |= {"concurrency": 20, "started_at": clock.now(), "every": 5 * SECOND, "loops": LOOPS}
-    await (await shop.opened()).report(WorkerIdentity(uuid4(), name), WorkerReport(name=name, **(usual | said)))
+    await (await shop.opened()).run(records.report(uuid4(), WorkerReport(name=name, **(usual | said))))
 
 
 async def looked(site: Site, query: str = "") -> str:

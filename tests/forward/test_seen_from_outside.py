@@ -20,6 +20,7 @@ from fairlane.operations.explanations import explain_job, explain_queue
 from fairlane.operations.findings import Level
 from fairlane.operations.views import QueueStatus
 from fairlane.policy import Reason
+from fairlane.store import records
 from fairlane.store.protocol import Store
 from fairlane.store.stats_values import PUBLISHING, unbegun_in
 from tests.forward.paper import PaperForwarder, dispatching
@@ -33,7 +34,7 @@ def send(number: int) -> str:
 
 async def reported(app: App, dispatcher: Dispatcher) -> Store:
     store = await app.opened()
-    await store.report(dispatcher.identity, dispatcher.report())
+    await store.run(records.report(dispatcher.identity.id, dispatcher.report()))
     return store
 
 

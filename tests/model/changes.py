@@ -38,7 +38,7 @@ from fairlane.policy.policy import read_limit
 from fairlane.scheduler.rebuild import rebuild
 from fairlane.scheduler.settlement import settle
 from fairlane.scheduler.snapshot import Contender, GateRow, KeptPlaces, LaneRow, QueueRow
-from fairlane.store import records
+from fairlane.store import operators, records
 from fairlane.store.audit import Note
 from fairlane.store.protocol import Store
 from tests.model import boards
@@ -381,7 +381,7 @@ class Changes:
     async def _force(self, process: int, which: int) -> None:
         others = [job for job in self.jobs if not any(job in line for line in self.orders.values())]
         if others:
-            await self.stores[process].force([others[-1 - which % len(others)]], OPERATOR)
+            await self.stores[process].run(operators.force([others[-1 - which % len(others)]], OPERATOR))
 
     # Meetings.
 

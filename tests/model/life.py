@@ -254,7 +254,7 @@ class Life:
         assert not {*standing.values()} & {*renewed.gone}, "a lease is gone that stands"
         asked = {job for job in standing if self.model.jobs[job].cancel_requested}
         assert asked <= {*renewed.cancelled}, "a cancellation was not told"
-        held = await self.store.held([(each.job, each.claim.lease) for each in together])
+        held = await self.store.run(records.held([(each.job, each.claim.lease) for each in together]))
         assert Counter(held) == Counter(standing.keys())
         if standing:
             self.model.ends[batch] = self.now + 20 * SECOND
@@ -329,7 +329,7 @@ class Life:
     async def purge(self, which: Sequence[int]) -> None:
         jobs = self._picked(which)
         gone = [job for job in jobs if PURGE.applies_to(job.state)]
-        await self._check_handled(jobs, gone, self.store.purge)
+        await self._check_handled(jobs, gone, lambda ids: self.store.run(operators.purge(ids)))
         self.model.remove(gone)
 
     @_step
@@ -337,7 +337,7 @@ class Life:
         # What is due already may have been promoted by whoever held the queue's lock.
         jobs = [job for job in self._picked(which) if job.due is None or job.due > self.now]
         hurried = [job for job in jobs if RETRY.applies_to(job.state)]
-        await self._check_handled(jobs, hurried, self.store.retry_now)
+        await self._check_handled(jobs, hurried, lambda ids: self.store.run(operators.retry_now(ids)))
         for job in hurried:
             job.due = self.now
 

@@ -23,6 +23,7 @@ from fairlane.operations import Finding, diagnose
 from fairlane.policy import Concurrency, Policy, Rate, canonical_keys, lane_id
 from fairlane.policy.gates import AT_REST
 from fairlane.scheduler.settlement import Done, Outcome, settle
+from fairlane.store import records
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Claimed, Listener, QueueCounts, Store, WorkerIdentity
 from fairlane.store.sqlite import SqliteStore
@@ -241,7 +242,7 @@ async def serving(store: Store, clock: Clock, *queues: str, slots: int = 1, work
         started_at=clock.now(),
         every=5 * SECOND,
     )
-    await store.report(worker, said)
+    await store.run(records.report(worker.id, said))
 
 
 async def soon(event: Awaitable[T]) -> T:

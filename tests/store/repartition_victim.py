@@ -10,11 +10,12 @@ from typing import Any
 
 from fairlane.operations import Intent, change_partitions
 from fairlane.store import repartition
+from fairlane.store.procedures import Work
 from tests.store.harness import Database, Kind
 
 __all__ = ["WRITES", "change_and_die"]
 
-WRITES = ("divide", "rehome", "amend")
+WRITES = ("divide", "insert", "rehome", "amend")
 """What a change writes with."""
 
 _processes = multiprocessing.get_context("forkserver")
@@ -37,21 +38,17 @@ def _change(kind: Kind, url: str, queue: str, to: int, before: int) -> None:
 
 async def _changed(database: Database, queue: str, to: int, before: int) -> None:
     store = await database.open()
-    written = 0
+    written, run = 0, store.run
 
-    def watched(write: Any) -> Any:
-        async def wrapped(*args: Any, **options: Any) -> Any:
-            nonlocal written
+    async def watched(work: Work[Any], tx: Any = None) -> Any:
+        nonlocal written
+        if work.name in WRITES:
             if written == before:
                 os.kill(os.getpid(), signal.SIGKILL)
             written += 1
-            return await write(*args, **options)
+        return await run(work, tx)
 
-        return wrapped
-
-    for name in WRITES:
-        setattr(store, name, watched(getattr(store, name)))
-
+    store.run = watched  # type: ignore[method-assign]
     repartition.LEARNED_AFTER = 0  # type: ignore[attr-defined]  # its producers are not what these tests are about
     await change_partitions(store, queue, to, Intent(actor="ops"), by=("account",))
     await database.close()

@@ -13,6 +13,7 @@ from fairlane.clock import ManualClock
 from fairlane.job import Claim, State
 from fairlane.policy import AdaptiveConcurrency, Concurrency, Policy, Rate
 from fairlane.scheduler.settlement import Done, settle
+from fairlane.store import records
 from fairlane.store.protocol import Adopted, Store, WorkerIdentity
 from tests.store.harness import LEASE, SECOND, claim, given_jobs, state_of
 
@@ -83,7 +84,7 @@ async def test_an_adoption_that_nobody_heard_of_answers_the_same_when_it_is_aske
 async def test_a_claim_is_left_where_it_is_by_whoever_runs_another_task(store: Store) -> None:
     (first,) = await claimed(store)
     assert await adopt(store, first, tasks=["another", "and another"]) is None
-    assert await store.held([(first.id, first.lease)]) == [first.id]
+    assert await store.run(records.held([(first.id, first.lease)])) == [first.id]
     assert await adopt(store, first, tasks=["another", first.task]) is not None
 
 
@@ -92,8 +93,8 @@ async def test_whoever_held_it_can_neither_settle_nor_keep_it(store: Store) -> N
     adopted = await adopt(store, first)
     assert adopted is not None
     assert await store.settle([settle(first, Done(None), 0)]) == [first.id]
-    assert await store.held([(first.id, first.lease), (other.id, other.lease)]) == [other.id]
-    assert await store.held([(first.id, adopted.claim.lease)]) == [first.id]
+    assert await store.run(records.held([(first.id, first.lease), (other.id, other.lease)])) == [other.id]
+    assert await store.run(records.held([(first.id, adopted.claim.lease)])) == [first.id]
     assert (await store.renew([first.lease], LEASE)).gone == []
     assert await store.settle([settle(adopted.claim, Done(b"1"), 5)]) == []
     assert await state_of(store, first.id) is State.DONE

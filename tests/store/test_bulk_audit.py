@@ -12,6 +12,7 @@ import pytest
 from fairlane import App, State
 from fairlane.operations import JobFilter
 from fairlane.operations import jobs as operations_on_jobs
+from fairlane.store import operators
 from fairlane.store.audit import Note
 from fairlane.store.operators import BUSY
 
@@ -102,7 +103,7 @@ async def test_a_job_that_somebody_is_busy_with_is_waited_for_alone(
     note = Note(actor="ann", action="cancel")
     async with connection.transaction():
         await connection.execute("select 1 from fairlane.jobs where id = $1 for update", jobs[1])
-        handled = await store.cancel_jobs(jobs, note)
+        handled = await store.run(operators.cancel_jobs(jobs, note))
         assert [each.skipped for each in handled] == [None, BUSY, None]
     report = await app.operations.cancel_jobs(jobs, actor="ann")
     assert [each.job for each in report.done] == [jobs[1]]

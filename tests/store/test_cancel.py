@@ -57,7 +57,7 @@ async def test_a_running_job_is_asked_to_stop_and_goes_on_until_it_does(store: S
     assert await store.cancel(job) is State.RUNNING
     assert (await store.job(job)).cancel_requested is True
     assert (await store.renew([held.lease], LEASE)).cancelled == [job]
-    assert await store.held([(job, held.lease)]) == [job]
+    assert await store.run(records.held([(job, held.lease)])) == [job]
     await finish(store, [held], Cancelled("as asked"))
     record = await store.job(job)
     assert (record.state, record.error) == (State.CANCELLED, "as asked")

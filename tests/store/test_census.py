@@ -12,7 +12,7 @@ from fairlane.policy import Backlog, Breaker, Concurrency, Fair, Policy, Rate, S
 from fairlane.scheduler.explain import explain
 from fairlane.scheduler.rebuild import Miscount
 from fairlane.scheduler.settlement import Failed, Released
-from fairlane.store import records
+from fairlane.store import records, upkeep
 from fairlane.store.protocol import Store
 from tests.model.home import Home
 from tests.store.harness import Database, claim, diagnosed, finish, given_jobs, ids, new_jobs
@@ -35,7 +35,7 @@ async def spoil(database: Database, clock: ManualClock, table: str, by: int) -> 
 async def counted(store: Store, queue: str = "q") -> list[Miscount]:
     found = []
     while True:
-        stretch = await store.count_gates(queue, 2)
+        stretch = await store.run(upkeep.count_gates(queue, 2))
         found += stretch.found
         if not stretch.more:
             return found
@@ -62,11 +62,13 @@ async def test_a_slot_that_nobody_holds_is_found_told_and_given_back(
     words = " ".join(hold.words for hold in explain(await store.ask(lambda moment: moment.examine(job=waiting))).holds)
     assert "no running job holds it, so the count is wrong" in words
 
-    assert {(each.limit, each.key) for each in await store.recount("q")} == {(each.limit, each.key) for each in wrong}
+    assert {(each.limit, each.key) for each in await store.run(upkeep.recount("q"))} == {
+        (each.limit, each.key) for each in wrong
+    }
     assert ids(await claim(store, "q")) == [waiting]
     (entry,) = [each for each in await store.run(records.audit("q")) if each.action == "recount"]
     assert (entry.actor, "counts 1, and 0 run" in entry.target) == ("upkeep", True)
-    assert await store.recount("q") == []
+    assert await store.run(upkeep.recount("q")) == []
 
 
 @pytest.mark.parametrize(("policy", "table"), [(OWN, "gates"), (SHARED, "shared_gates")])
@@ -77,7 +79,7 @@ async def test_a_running_job_that_no_gate_counts_is_counted_again(
     await given_jobs(store, policy, {"account": "acme"}, 2)
     (running,) = await claim(store, "q", 1)
     await spoil(database, clock, table, -1)
-    assert {(each.counted, each.running) for each in await store.recount("q")} == {(0, 1)}
+    assert {(each.counted, each.running) for each in await store.run(upkeep.recount("q"))} == {(0, 1)}
     assert await claim(store, "q") == []
     await finish(store, [running])
     assert len(await claim(store, "q")) == 1
@@ -94,9 +96,9 @@ async def test_what_has_ended_and_is_not_folded_is_no_difference(store: Store, p
     await finish(store, held[:1], Failed("boom", 1_000))
     await finish(store, held[1:], Released("a drain"))
     assert await counted(store) == []
-    assert await store.recount("q") == []
+    assert await store.run(upkeep.recount("q")) == []
     await claim(store, "q", 2)
-    assert await counted(store) + await store.recount("q") == []
+    assert await counted(store) + await store.run(upkeep.recount("q")) == []
 
 
 async def test_a_slot_of_a_queue_that_shares_no_more_is_no_difference(store: Store) -> None:
@@ -106,9 +108,9 @@ async def test_a_slot_of_a_queue_that_shares_no_more_is_no_difference(store: Sto
     await given_jobs(store, SHARED, {"account": "acme"})
     running = await claim(store, "q", 1)
     await store.apply(Policy("q", keys=("account",)))
-    assert await counted(store, "other") + await store.recount("other") == []
+    assert await counted(store, "other") + await store.run(upkeep.recount("other")) == []
     await finish(store, running)
-    assert await counted(store, "other") + await store.recount("other") == []
+    assert await counted(store, "other") + await store.run(upkeep.recount("other")) == []
 
 
 async def test_gates_are_right_at_every_look_while_others_claim_and_settle(
@@ -128,7 +130,7 @@ async def test_gates_are_right_at_every_look_while_others_claim_and_settle(
 
     async def look() -> None:
         while not is_over.is_set():
-            looked.append(await counted(stores[2], "q") + await stores[2].recount("other"))
+            looked.append(await counted(stores[2], "q") + await stores[2].run(upkeep.recount("other")))
 
     looking = asyncio.ensure_future(look())
     await asyncio.gather(work(stores[0], SHARED), work(stores[1], OTHER))

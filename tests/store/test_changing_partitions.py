@@ -15,7 +15,7 @@ from fairlane.errors import ConfigurationError, InvalidPolicy
 from fairlane.operations import Intent, JobFilter, Repartitioned, change_partitions, partitions_of, plan_partitions
 from fairlane.policy import partition_for
 from fairlane.policy.division import begun
-from fairlane.store import operators, records
+from fairlane.store import operators, policies, records, repartition
 from fairlane.store.protocol import Store
 from tests.store.by_hand import url_of
 from tests.store.harness import Database, diagnosed, soon
@@ -196,7 +196,7 @@ async def test_what_the_whole_queue_has_spent_outlives_dividing_it_and_making_it
     clock.advance("31s")
     await store.reap()
     for name in await partitions_of(store, "email"):
-        await store.rehome(name)
+        await store.run(policies.rehome(name))
     await change(store, 1)
     assert await startable() == 0, "four of four are spent"
     clock.advance("2h")
@@ -244,7 +244,7 @@ async def test_a_producer_that_knows_the_old_width_breaks_nothing(
     first = await new.queue.claim(1_000)
     assert Counter(claim.keys["account"] for claim in first) == dict.fromkeys(ACCOUNTS, 1)
     for name in await partitions_of(store, "email"):
-        await store.rehome(name)
+        await store.run(policies.rehome(name))
     assert await new.queue.claim(1_000) == [], "each key has one in flight already"
     await new.queue.ack(first)
     second = await new.queue.claim(1_000)
@@ -366,7 +366,7 @@ async def test_a_change_that_has_begun_goes_on_with_jobs_that_come_without_the_k
 
     found = await store.policy("email")
     assert found is not None
-    await store.divide(begun(found.policy, 2, ("account",)), found.version)
+    await repartition.divide(store, begun(found.policy, 2, ("account",)), found.version)
     assert [each.check for each in await diagnosed(store)] == ["partitions"], "also before any other one knows of it"
     await program.send.enqueue("account-1")
     await change_partitions(store, "email", 2, OPERATOR, rest=rest)
@@ -434,7 +434,7 @@ async def test_producers_and_workers_go_on_while_the_width_changes(
                     flying[claim.keys["account"]] -= 1
                     done[claim.id] += 1
                 await _settle(own, claims)
-                await own.rehome(name)
+                await own.run(policies.rehome(name))
 
     async def rest() -> None:
         await asyncio.sleep(0)

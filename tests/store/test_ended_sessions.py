@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fairlane.clock import ManualClock, microseconds
 from fairlane.store import records
-from fairlane.store.protocol import CLOCKS_DIFFER_BY, Retention, Store
+from fairlane.store.protocol import Retention, Store
+from fairlane.store.upkeep import CLOCKS_DIFFER_BY
 
 KEPT = Retention(done=microseconds("1d"), dead=microseconds("1d"))
 

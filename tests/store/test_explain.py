@@ -17,6 +17,7 @@ from fairlane.policy.gates import Reason
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.explain import Explanation, explain
 from fairlane.scheduler.settlement import Failed, Released
+from fairlane.store import records
 from fairlane.store.audit import Note
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.stats_values import PUBLISHING, WorkerReport
@@ -167,12 +168,14 @@ async def test_a_dispatcher_whose_broker_refuses_serves_the_queue_and_says_so(st
     await store.declare(policy)
     (job,) = await given_jobs(store, policy)
     dispatcher = WorkerIdentity.of_dispatcher("dispatcher:1")
-    await store.report(dispatcher, said_by("dispatcher:1", clock, troubles={PUBLISHING: "OSError: nobody there"}))
+    await store.run(
+        records.report(dispatcher.id, said_by("dispatcher:1", clock, troubles={PUBLISHING: "OSError: nobody there"}))
+    )
     told = await why(store, job)
     assert told.reasons[0] is Reason.BROKER
     assert "OSError: nobody there (dispatcher dispatcher:1)" in told.holds[0].words
     # Another one that gets through is enough.
-    await store.report(WORKER, said_by("other", clock))
+    await store.run(records.report(WORKER.id, said_by("other", clock)))
     assert not {Reason.BROKER, Reason.NO_WORKER} & set((await why(store, job)).reasons)
     # Once all are silent, it is known what is to be started again.
     clock.advance("1m")

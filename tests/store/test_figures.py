@@ -24,7 +24,7 @@ from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, Released, Snoozed
 from fairlane.stats.gates import gauges
 from fairlane.stats.keys import Held, KeyFigures
-from fairlane.store import operators
+from fairlane.store import operators, policies, records
 from fairlane.store.audit import Note
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
@@ -197,7 +197,9 @@ async def test_what_ended_by_key_and_minute_equals_a_ledger(store: Store, clock:
             of.update(started=1, waited=clock.now() - ready[one.id])
             of.update(done=1, failed=isinstance(outcome, Died), ran=3 * SECOND)
             await finish(store, [one], outcome, ran=3 * SECOND)
-        await store.lanes("webhooks", keeps=True)  # An end is counted in the minute in which it is folded.
+        await store.run(
+            policies.lanes("webhooks", keeps=True)
+        )  # An end is counted in the minute in which it is folded.
         if dice.random() < 0.2:
             await tally_all(store)
         if n % 15 == 14:
@@ -274,7 +276,7 @@ async def assert_true(store: Store, policy: Policy, *, is_new: bool = False) -> 
     """The stats say what is so: now, and once everything is folded and added up. (By a new scope, from then on.)"""
     if not is_new:
         await assert_true_now(store, policy)
-    await store.lanes(policy.queue, keeps=True)
+    await store.run(policies.lanes(policy.queue, keeps=True))
     if not is_new:
         await assert_true_now(store, policy)
     await tally_all(store, policy.queue)
@@ -482,16 +484,16 @@ async def test_a_worker_is_seen_until_it_takes_its_report_back(store: Store, clo
     one, other = worker_named("one"), worker_named("other")
     of = {"host": "h", "pid": 7, "version": "1", "queues": {"webhooks": 1.0}, "concurrency": 5, "started_at": 1}
     said = msgspec.convert({"name": "one", "every": 5 * SECOND, **of}, WorkerReport)
-    await store.report(one, said)
+    await store.run(records.report(one.id, said))
     clock.advance("1s")
-    await store.report(other, said)
+    await store.run(records.report(other.id, said))
     seen = await store.ask(Moment.workers)
     assert [each.id for each in seen] == [other.id.hex, one.id.hex]
     assert seen[0].report == said
     assert not seen[1].is_late(clock.now())
     clock.advance("20s")
     assert (await store.ask(Moment.workers))[1].is_late(clock.now())
-    await store.report(other, None)
+    await store.run(records.report(other.id, None))
     assert [each.id for each in await store.ask(Moment.workers)] == [one.id.hex]
     clock.advance("24h")
     assert await store.ask(Moment.workers) == []
@@ -807,7 +809,7 @@ async def test_a_key_of_a_scope_that_is_new_to_the_policy_is_listed_at_once(stor
 async def test_whoever_claims_without_a_worker_keeps_the_journal_short(
     store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairlane.store.stats_sums.AT_CHECKPOINT", 10)
+    monkeypatch.setattr("fairlane.store.protocol.AT_CHECKPOINT", 10)
     await store.declare(POLICY)
     for round_ in range(1, 6):
         for _ in range(20):

@@ -15,8 +15,9 @@ import pytest
 from fairlane.clock import ManualClock
 from fairlane.operations import Intent, pause, resume, suspend, unsuspend
 from fairlane.policy import Fair, Policy, Rate
+from fairlane.store import health, records
 from fairlane.store.health import PostgresHealth, SqliteHealth
-from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.store.protocol import Store
 from fairlane.store.stats_values import WorkerReport
 from tests.model import boards
 from tests.store.harness import MINUTE, SECOND, Database, claim, diagnosed, finish, given_jobs
@@ -162,13 +163,13 @@ async def parked(store: Store, clock: ManualClock) -> None:
 async def test_a_gate_that_was_to_wake_its_lanes_is_found(store: Store, clock: ManualClock) -> None:
     await parked(store, clock)
     start = await store.now()
-    assert await store.standstills(["webhooks"], start) == []
-    (found,) = await store.standstills(["webhooks"], start + 2 * MINUTE)
+    assert await store.run(health.standstills(["webhooks"], start)) == []
+    (found,) = await store.run(health.standstills(["webhooks"], start + 2 * MINUTE))
     assert (found.queue, found.limit, found.key, found.lanes) == ("webhooks", "rate/60s:account", ["acme"], 1)
     assert found.since is not None
     assert start < found.since <= start + MINUTE
     await store.declare(Policy("other"))
-    assert await store.standstills(["other"], start + 2 * MINUTE) == []
+    assert await store.run(health.standstills(["other"], start + 2 * MINUTE)) == []
 
 
 # What the doctor makes of it, where claims are kept from doing their work by a hand in the tables.
@@ -240,7 +241,7 @@ async def test_a_task_that_no_live_worker_knows_is_told(store: Store, clock: Man
     await report(store, 2, ["deliver"])
     (finding,) = [each for each in await diagnosed(store) if each.check == "unknown task"]
     assert (finding.level, "1 of 2 workers" in finding.message) == ("warning", True)
-    await store.report(WorkerIdentity(UUID(int=1), "w1"), None)
+    await store.run(records.report(UUID(int=1), None))
     assert "unknown task" not in checks(await diagnosed(store))
 
 
@@ -278,4 +279,4 @@ async def report(store: Store, number: int, tasks: list[str]) -> None:
         every=5 * SECOND,
         tasks=tasks,
     )
-    await store.report(WorkerIdentity(UUID(int=number), f"w{number}"), said)
+    await store.run(records.report(UUID(int=number), said))

@@ -126,9 +126,9 @@ async def test_a_running_job_says_who_runs_it_and_since_when(store: Store, clock
 async def test_progress_is_noted_with_its_message(store: Store, queue: str) -> None:
     (job,) = await given_jobs(store, PLAIN)
     (held,) = await claim(store, queue)
-    await store.report_progress(held, 0.25, None)
+    await store.run(records.report_progress(held, 0.25, None))
     assert ((await store.job(job)).progress, (await store.job(job)).progress_message) == (0.25, None)
-    await store.report_progress(held, 0.5, "half way: ½")
+    await store.run(records.report_progress(held, 0.5, "half way: ½"))
     assert ((await store.job(job)).progress, (await store.job(job)).progress_message) == (0.5, "half way: ½")
     await finish(store, [held])
 
@@ -138,7 +138,7 @@ async def test_a_new_attempt_does_not_show_the_progress_of_the_last_one(
 ) -> None:
     (job,) = await given_jobs(store, PLAIN)
     (held,) = await claim(store, queue)
-    await store.report_progress(held, 0.9, "almost")
+    await store.run(records.report_progress(held, 0.9, "almost"))
     await finish(store, [held], Failed("boom", SECOND))
     clock.advance("1s")
     await claim(store, queue)
@@ -151,11 +151,11 @@ async def test_a_claim_that_is_gone_reports_no_progress(store: Store, clock: Man
     (stale,) = await claim(store, queue)
     clock.advance("31s")
     await store.reap()
-    await store.report_progress(stale, 0.9, "zombie")
+    await store.run(records.report_progress(stale, 0.9, "zombie"))
     assert (await store.job(job)).progress_message is None
     (newer,) = await claim(store, queue)
-    await store.report_progress(newer, 0.1, "mine")
-    await store.report_progress(stale, 0.9, "zombie")
+    await store.run(records.report_progress(newer, 0.1, "mine"))
+    await store.run(records.report_progress(stale, 0.9, "zombie"))
     assert ((await store.job(job)).progress, (await store.job(job)).progress_message) == (0.1, "mine")
 
 

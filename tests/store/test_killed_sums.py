@@ -14,8 +14,8 @@ import pytest
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.scheduler.settlement import Died, Done
 from fairlane.store import stats_sums as sums
+from fairlane.store.procedures import Procedure, Work
 from fairlane.store.protocol import Store
-from fairlane.store.stats import Looking, Moment
 from fairlane.store.stats_values import Tallied
 from tests.store.harness import Database, Kind, claim, finish, given_jobs
 from tests.store.nursery import Nursery
@@ -34,19 +34,24 @@ def add_up_and_die(kind: str, url: str, nth: str) -> None:
     (chosen,) = (each for each in get_args(Kind) if each == kind)
     true_add_up = sums.add_up
 
-    def add_up(moment: Moment, work: sums.Work, limit: int) -> Looking[Tallied]:
-        asking, answered = true_add_up(moment, work, limit), 0
-        try:
-            asked = next(asking)
-            while True:
-                answer = yield asked
-                answered += 1
-                if answered == int(nth):
-                    os.kill(os.getpid(), signal.SIGKILL)
-                asked = asking.send(answer)
-        except StopIteration as stop:
-            result: Tallied = stop.value
-            return result
+    def add_up(work: sums.Work, limit: int) -> Work[Tallied]:
+        adding = true_add_up(work, limit)
+
+        def killed() -> Procedure[Tallied]:
+            asking, answered = adding.make(), 0
+            try:
+                asked = next(asking)
+                while True:
+                    answer = yield asked
+                    answered += 1
+                    if answered == int(nth):
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    asked = asking.send(answer)
+            except StopIteration as stop:
+                result: Tallied = stop.value
+                return result
+
+        return Work(adding.name, killed, adding.terms)
 
     sums.add_up = add_up
     asyncio.run(_tally(Database(chosen, url)))

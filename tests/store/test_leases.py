@@ -48,7 +48,7 @@ async def test_renewing_a_lease_does_not_invalidate_the_claims_in_hand(
         clock.advance("10s")
         renewed = await store.renew([claims[0].lease], LEASE)
         assert (renewed.gone, renewed.cancelled) == ([], [])
-    assert sorted(await store.held([(each.id, each.lease) for each in claims])) == sorted(ids(claims))
+    assert sorted(await store.run(records.held([(each.id, each.lease) for each in claims]))) == sorted(ids(claims))
     await finish(store, claims)
 
 
@@ -263,9 +263,11 @@ async def test_held_names_the_claims_that_still_stand(store: Store, clock: Manua
     taken_over = await claim(store, queue, 2)
     assert set(ids(taken_over)) == {reaped[0].id, claims[1].id}
     asked = [(each.id, each.lease) for each in (*reaped, *claims)] + [(uuid4(), uuid4())]
-    assert sorted(await store.held(asked)) == sorted(ids(claims[2:]))
-    assert sorted(await store.held([(each.id, each.lease) for each in taken_over])) == sorted(ids(taken_over))
-    assert await store.held([]) == []
+    assert sorted(await store.run(records.held(asked))) == sorted(ids(claims[2:]))
+    assert sorted(await store.run(records.held([(each.id, each.lease) for each in taken_over]))) == sorted(
+        ids(taken_over)
+    )
+    assert await store.run(records.held([])) == []
 
 
 # L23: it would wait behind the whole lane, each time anew.

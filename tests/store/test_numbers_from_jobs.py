@@ -20,6 +20,7 @@ from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.explain import explain
 from fairlane.scheduler.settlement import Died, Failed, Outcome, Snoozed
+from fairlane.store import operators
 from fairlane.store.audit import Note
 from fairlane.store.protocol import Store
 from tests.model import boards
@@ -272,7 +273,7 @@ async def _live(place: Database, kind: str, life: list[Step]) -> None:
             elif step.what == "replay":
                 await store.replay(dead, step.delay)
             elif step.what == "hurry":
-                await store.retry_now(known[-5:])
+                await store.run(operators.retry_now(known[-5:]))
             elif step.what == "wait":
                 clock.advance("2s")
             else:

@@ -12,8 +12,8 @@ from fairlane.operations.keys import list_keys, show_key
 from fairlane.operations.metrics import fleet_figures
 from fairlane.operations.queues import overview_beside, show_queue
 from fairlane.policy import Concurrency, Fair, Policy
-from fairlane.store.postgres import reads as postgres_stats
-from fairlane.store.sqlite import reads as sqlite_stats
+from fairlane.store.postgres import procedures as postgres_procedures
+from fairlane.store.sqlite import procedures as sqlite_procedures
 from tests.store.harness import Database, claim, finish, given_jobs
 
 POLICY = Policy("webhooks", fair=Fair(by="account"), limits=(Concurrency(2, by="account"),))
@@ -57,20 +57,20 @@ class Others:
 @pytest.fixture
 def others(shared_database: Database, monkeypatch: pytest.MonkeyPatch) -> Others:
     others = Others(shared_database)
-    of_postgres, of_sqlite = postgres_stats._answer, sqlite_stats._answer
+    of_postgres, of_sqlite = postgres_procedures.Driver.answer, sqlite_procedures.Driver.answer
 
-    async def answer(connection: Any, asked: Any) -> Any:
-        found = await of_postgres(connection, asked)
+    async def answer(driver: postgres_procedures.Driver, asked: Any) -> Any:
+        found = await of_postgres(driver, asked)
         others.step()
         return found
 
-    def answer_at_once(tx: Any, asked: Any) -> Any:
-        found = of_sqlite(tx, asked)
+    def answer_at_once(driver: sqlite_procedures.Driver, asked: Any) -> Any:
+        found = of_sqlite(driver, asked)
         others.step()
         return found
 
-    monkeypatch.setattr(postgres_stats, "_answer", answer)
-    monkeypatch.setattr(sqlite_stats, "_answer", answer_at_once)
+    monkeypatch.setattr(postgres_procedures.Driver, "answer", answer)
+    monkeypatch.setattr(sqlite_procedures.Driver, "answer", answer_at_once)
     return others
 
 

@@ -45,7 +45,7 @@ from fairlane.operations import (
 from fairlane.operations import diagnosis as diagnosis_queues
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.settlement import Died
-from fairlane.store import records
+from fairlane.store import operators, records
 from fairlane.store.protocol import Store
 from tests.store.harness import (
     MINUTE,
@@ -368,7 +368,7 @@ async def test_a19_the_doctor_reports_a_named_key_that_no_job_carries(store: Sto
 async def test_a_key_is_known_from_its_flow_when_its_jobs_are_gone(store: Store) -> None:
     jobs = await given_jobs(store, POLICY, ACME, 1)
     await finish(store, await claim(store, "webhooks", 1))
-    await store.purge(jobs)
+    await store.run(operators.purge(jobs))
     await boost(store, "webhooks", 2, ADA, keys={"account": "acme"})
     await set_limit(store, "webhooks", "rate", 2, ADA, keys={"endpoint": "api.acme.com"})
     assert await diagnosed(store) == []
@@ -401,7 +401,7 @@ async def test_the_doctor_says_that_no_worker_serves_a_queue_where_jobs_wait(sto
     await pause(store, "webhooks", ADA, keys={"account": "acme"})
     await serving(store, clock, "webhooks")
     assert await diagnosed(store) == []
-    await store.report(WORKER, None)
+    await store.run(records.report(WORKER.id, None))
     assert checks(await diagnosed(store)) == ["no worker"]
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-import fairlane.store.postgres.operators
-import fairlane.store.sqlite.operators
 from fairlane import App, Concurrency, Fair, State
 from fairlane.clock import Instant, ManualClock
 from fairlane.errors import StoreUnavailable
@@ -21,6 +19,7 @@ from fairlane.policy.overrides import Kind, Override
 from fairlane.policy.partitions import partition_for
 from fairlane.scheduler.rebuild import carried_gates
 from fairlane.scheduler.snapshot import GateRow
+from fairlane.store import policies, repartition
 from fairlane.store.audit import Note
 from fairlane.store.repartition import advance
 from tests.store.by_hand import url_of
@@ -117,8 +116,7 @@ async def test_an_action_that_fails_in_one_partition_changes_none(
         return carried_gates(policy, now, gates)
 
     amended: list[str] = []
-    for store in (fairlane.store.postgres.operators, fairlane.store.sqlite.operators):
-        monkeypatch.setattr(store, "carried_gates", fail_in_the_second)
+    monkeypatch.setattr(policies, "carried_gates", fail_in_the_second)
     with pytest.raises((ConnectionResetError, StoreUnavailable)):
         await mail.app.operations.pause("email")
     assert amended == ["email", "email__p1"]
@@ -284,7 +282,7 @@ async def test_the_doctor_reports_a_wrong_width_and_an_unfinished_change(
     assert plan.running == len(moving)
     found = await store.policy("email")
     assert found is not None
-    await store.divide(begun(found.policy, 8), found.version)
+    await repartition.divide(store, begun(found.policy, 8), found.version)
     assert not (await advance(store, "email", Note(actor="ops", action="partition"))).is_over
     (finding,) = await diagnosed(store, other.app.declared_policies)
     assert finding.check == "partitions"

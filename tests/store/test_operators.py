@@ -170,7 +170,7 @@ async def test_paging_on_misses_nothing_while_jobs_come_change_and_go(
     await given_jobs(store, PLAIN, count=5)
     clock.advance("1s")
     await finish(store, await claim(store, queue, 12), Died("over"))  # the late one joins its lane at a new place
-    await store.purge([jobs[5], jobs[6]])
+    await store.run(operators.purge([jobs[5], jobs[6]]))
     rest = await store.run(operators.find_jobs(JobFilter(queue=queue), first.after, limit=100))
     assert [each.id for each in rest.jobs] == jobs[4::-1]
     assert rest.after is None
@@ -224,7 +224,7 @@ async def test_an_unknown_queue_and_a_strange_cursor_are_refused(store: Store, q
 
 async def test_a_purged_job_is_gone_with_its_history(store: Store, clock: ManualClock, queue: str) -> None:
     jobs = await ended(store, 3, Died("over"))
-    assert await store.purge(jobs[:2]) == [Handled(job, State.DEAD) for job in jobs[:2]]
+    assert await store.run(operators.purge(jobs[:2])) == [Handled(job, State.DEAD) for job in jobs[:2]]
     for job in jobs[:2]:
         with pytest.raises(JobNotFound):
             await store.job(job)
@@ -244,7 +244,7 @@ async def test_a_scheduled_job_can_be_made_due_now(store: Store, clock: ManualCl
     if how != "delayed":
         await finish(store, await claim(store, queue), Failed("boom", 3_600 * SECOND))
     assert await claim(store, queue) == []
-    assert await store.retry_now([job]) == [Handled(job, State.SCHEDULED)]
+    assert await store.run(operators.retry_now([job])) == [Handled(job, State.SCHEDULED)]
     (held,) = await claim(store, queue)
     assert (held.id, held.attempt) == (job, 1 if how == "delayed" else 2)
 
@@ -253,7 +253,7 @@ async def test_hurrying_never_delays(store: Store, clock: ManualClock, queue: st
     (job,) = await given_jobs(store, PLAIN, delay=SECOND)
     due = (await store.job(job)).due_at
     clock.advance("1m")
-    await store.retry_now([job])
+    await store.run(operators.retry_now([job]))
     assert (await store.job(job)).due_at == due
 
 
@@ -265,7 +265,7 @@ async def test_a_job_that_is_made_due_wakes_a_waiter(database: Database, clock: 
     listener = await store.listen(me)
     await hear(store, PLAIN.queue, listener, worker=me)
     waiting = asyncio.ensure_future(listener.wait(None))
-    await store.retry_now([job])
+    await store.run(operators.retry_now([job]))
     assert await soon(waiting) is True
     await listener.close()
 
@@ -312,7 +312,7 @@ async def test_jobs_that_were_put_back_or_purged_do_not_count_as_kept(
     old = await ended(store, 2, Died("over"))
     clock.advance("1s")
     newer = await ended(store, 4, Died("over"))
-    await store.purge(newer[:2])
+    await store.run(operators.purge(newer[:2]))
     await store.replay(newer[2:])
     assert await store.prune(Retention(keep=2)) == Pruned(0)
     assert sorted(await listed(store, JobFilter(state=State.DEAD))) == old
@@ -351,7 +351,7 @@ async def test_two_operators_replay_a_job_once(shared_database: Database) -> Non
     await stores[0].declare(PLAIN)
     jobs = await ended(stores[0], 20, Died("over"))
     reports = await asyncio.gather(
-        stores[0].replay(jobs), stores[1].replay(jobs[::-1]), stores[2].purge(jobs[5:15][::-1])
+        stores[0].replay(jobs), stores[1].replay(jobs[::-1]), stores[2].run(operators.purge(jobs[5:15][::-1]))
     )
     done = [each.job for report in reports for each in report if each.skipped is None]
     assert sorted(done) == jobs
@@ -383,7 +383,7 @@ async def test_a_job_that_is_made_due_while_claims_promote_runs_once(shared_data
     await operator.declare(PLAIN)
     jobs = await given_jobs(operator, PLAIN, count=50, delay=SECOND)
     clock.advance("1s")
-    report, claims = await asyncio.gather(operator.retry_now(jobs[::-1]), claim(worker, PLAIN.queue, 50))
+    report, claims = await asyncio.gather(operator.run(operators.retry_now(jobs[::-1])), claim(worker, PLAIN.queue, 50))
     assert {each.was for each in report} <= {State.SCHEDULED, State.READY, State.RUNNING}
     claims += await claim(worker, PLAIN.queue, 50)
     assert sorted(ids(claims)) == jobs

@@ -13,7 +13,7 @@ from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.gates import Reason
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.explain import explain
-from fairlane.store import records
+from fairlane.store import operators, records
 from fairlane.store.audit import EXPIRY, Note
 from fairlane.store.protocol import Store
 from tests.store.harness import (
@@ -143,7 +143,7 @@ async def test_a23_a_limit_lowered_below_what_is_in_flight_drains_and_preempts_n
     await given_jobs(store, POLICY, {"account": "acme"}, 20)
     running = await claim(store, "webhooks", 20)
     await put(store, "webhooks", limit("concurrency:account", 2, account="acme"))
-    assert await store.held([(each.id, each.lease) for each in running]) == ids(running)
+    assert await store.run(records.held([(each.id, each.lease) for each in running])) == ids(running)
     await finish(store, running[:3])
     assert await claim(store, "webhooks", 20) == []
     await finish(store, running[3:4])
@@ -307,7 +307,7 @@ async def test_a10_a_forced_start_is_counted_by_every_limit_and_by_fairness_and_
     jobs = await given_jobs(store, policy, {"account": "acme"}, 5)
     running = await claim(store, "q", 10)
     assert ids(running) == jobs[:1]
-    (handled,) = await store.force([jobs[3]], note("force"))
+    (handled,) = await store.run(operators.force([jobs[3]], note("force")))
     assert handled.skipped is None
     forced = await claim(store, "q", 10)
     assert ids(forced) == [jobs[3]]
@@ -326,7 +326,7 @@ async def test_a_forced_job_says_so_and_is_shown_as_the_next(store: Store, clock
     await store.declare(POLICY)
     first, second = await given_jobs(store, POLICY, {"account": "acme"}, 2)
     await put(store, "webhooks", pause())
-    await store.force([second], note("force"))
+    await store.run(operators.force([second], note("force")))
     facts = await store.ask(lambda moment: moment.examine(job=second))
     told = explain(facts)
     assert Reason.FORCED in told.reasons
@@ -341,7 +341,7 @@ async def test_a_scheduled_job_can_be_forced_and_an_ended_one_cannot(store: Stor
     (done,) = await given_jobs(store, POLICY, {"account": "acme"})
     await finish(store, await claim(store, "webhooks", 1))
     await put(store, "webhooks", pause())
-    first, second = await store.force([later, done], note("force"))
+    first, second = await store.run(operators.force([later, done], note("force")))
     assert first.skipped is None
     assert "it is done" in (second.skipped or "")
     assert ids(await claim(store, "webhooks", 5)) == [later]
@@ -367,9 +367,9 @@ async def test_a_policy_that_waiting_jobs_lack_a_key_for_is_refused_unless_that_
 async def test_o02_every_action_on_jobs_is_recorded_with_who_when_and_what(store: Store, clock: ManualClock) -> None:
     await store.declare(POLICY)
     (job,) = await given_jobs(store, POLICY, {"account": "acme"}, delay=SECOND)
-    await store.retry_now([job], note("retry"))
+    await store.run(operators.retry_now([job], note("retry")))
     await finish(store, await claim(store, "webhooks", 1))
-    await store.purge([job], note("purge"))
+    await store.run(operators.purge([job], note("purge")))
     entries = await store.run(records.audit())
     assert [entry.action for entry in entries] == ["purge", "retry"]
     assert all(str(job) in (entry.before or "") and entry.actor == "ada" for entry in entries)

@@ -224,7 +224,7 @@ async def test_lowering_a_limit_stops_new_starts_until_the_count_has_drained(sto
     await store.apply(policy_of(Concurrency(2, by=by)))
     assert await claim(store, "webhooks", 20) == []
     assert (await store.counts("webhooks")).running == 5
-    assert sorted(await store.held([(each.id, each.lease) for each in held])) == sorted(ids(held))
+    assert sorted(await store.run(records.held([(each.id, each.lease) for each in held]))) == sorted(ids(held))
     for left, started in ((4, 0), (3, 0), (2, 0), (1, 1)):
         await finish(store, [held.pop()])
         assert len(held) == left

@@ -25,7 +25,7 @@ from fairlane.operations.metrics import limits_waited_for
 from fairlane.operations.requests import find_jobs
 from fairlane.policy import Policy
 from fairlane.policy.division import Phase, begun, phase_of
-from fairlane.store import operators, records, schedules
+from fairlane.store import health, operators, policies, records, repartition, schedules, stats, stats_sums, upkeep
 from fairlane.store.audit import Note
 from fairlane.store.postgres.grants import ROLES, grants
 from fairlane.store.procedures import Work
@@ -44,7 +44,7 @@ NEEDS = {
     "worker": """
         adopt ask attempts cancel claim claims_beside collect compare_and_set_value conclude contexts count_gates
         count_ready counts declare delete_value divide enqueue find_jobs fire_schedule foresee
-        gates_of_strays get_value held job keep_schedules keep_time listen look now policy policy_versions
+        gates_that_move get_value held job keep_schedules keep_time listen look now policy policy_versions
         prune put_schedule put_value queues reap recount rehome renew report report_progress retries scan_values
         schedules settle tally time traces wait_until_ended wake_another
     """,
@@ -54,13 +54,13 @@ NEEDS = {
     """,
     "operator": """
         amend amend_schedule apply ask attempts audit cancel cancel_jobs check_waiting divide end_session
-        find_jobs force gates_of_strays is_session_ended job lanes now policy purge queues reap rehome replay
+        find_jobs force gates_that_move is_session_ended job lanes now policy purge queues reap rehome replay
         retry_now schedules time
     """,
 }
 """Of each role, the operations of a store that it needs: each is used below, under its rights."""
-WITHIN_OTHERS = {"add_up", "fold"}
-"""What is done within `tally` and `conclude`."""
+WITHIN_OTHERS = {"fold", "foresee_replay", "in_force", "insert", "of_one_moment", "replace", "work_of"}
+"""What is done within `apply`, `ask`, `conclude`, `declare`, `policy`, `replay` and `tally`."""
 
 
 class NotedStore:
@@ -203,7 +203,7 @@ async def test_each_role_does_all_of_its_work(
     monkeypatch: pytest.MonkeyPatch,
     producers_know_at_once: None,
 ) -> None:
-    monkeypatch.setattr("fairlane.store.postgres.store.UNFOLDED_AT_MOST", 0)  # producers fold at once
+    monkeypatch.setattr("fairlane.store.records.UNFOLDED_AT_MOST", 0)  # producers fold at once
     async with roles.app(first):  # it declares the queues
         pass
     async with roles.app("worker") as worker, roles.app("producer") as producer:
@@ -234,10 +234,10 @@ def test_every_operation_of_a_store_is_somebodys() -> None:
     declared = {name for name in dir(Store) if not name.startswith("_")} - {"open", "close", "migrate", "run"}
     declared |= {
         name
-        for module in (operators, records, schedules)
+        for module in (health, operators, policies, records, schedules, stats, stats_sums, upkeep)
         for name, each in vars(module).items()
         if hasattr(each, "__wrapped__") and each.__module__ == module.__name__ and not name.startswith("_")
-    } | {"compare_and_set_value", "amend_schedule"}
+    } | {"compare_and_set_value", "amend_schedule", "lanes"}
     assert declared >= WITHIN_OTHERS
     assert WITHIN_OTHERS | {name for needed in NEEDS.values() for name in needed.split()} == declared
 
@@ -267,21 +267,21 @@ async def keep_up(worker: App, queue: Queue) -> None:
     await worker.registry["deliver"].enqueue("by hand")
     (claim,) = await queue.claim(1)
     await queue.renew([claim])
-    await store.held([(claim.id, uuid.uuid4())])
+    await store.run(records.held([(claim.id, uuid.uuid4())]))
     await store.claims_beside(identity.id, [])
     await find_jobs(store, JobFilter(state=State.READY), None, 1)
     await limits_waited_for(store, [claim._claim])
     await store.wake_another(claim.queue, identity.id)
     await queue.ack([claim])
     for name in await store.run(records.queues()):
-        await store.count_gates(name)
-        await store.recount(name)
+        await store.run(upkeep.count_gates(name))
+        await store.run(upkeep.recount(name))
         await store.collect(name)
         await store.tally(name)
         await store.counts(name)
-        await store.traces(name, [], [])
+        await store.run(health.traces(name, [], []))
     await store.reap()
-    await store.report(identity, None)
+    await store.run(records.report(identity.id, None))
     await store.run(records.contexts([claim.id]))
     await store.run(records.retries([claim.id]))
     listener = await store.listen(identity)
@@ -306,7 +306,8 @@ async def divide(roles: Roles, worker: App) -> None:
         assert await worker.values.get("dead") == 1
         first = await own.policy("email")
         assert first is not None
-        await own.divide(begun(first.policy, 4, ("account",)), first.version, (), Note(actor="ann", action="partition"))
+        note = Note(actor="ann", action="partition")
+        await repartition.divide(own, begun(first.policy, 4, ("account",)), first.version, (), note)
     await until_found(lambda: _is_divided(worker, store))
     found = await store.policy("email__p3")
     assert found is not None
@@ -338,7 +339,7 @@ async def look(roles: Roles) -> None:
         await look_at(app, operations)
         names = await store.run(records.queues())
         await store.counts("webhooks")
-        await store.traces("webhooks", [], [])
+        await store.run(health.traces("webhooks", [], []))
         await store.run(records.given([]))
         await store.run(records.policy_versions(names))
     for command in (
@@ -402,7 +403,7 @@ async def act(roles: Roles, producer: App) -> None:
         await store.cancel(later.id, Note(actor="ann", action="cancel"))
         found = await store.policy("engine")
         assert found is not None
-        await store.check_waiting(found.policy)
+        await store.run(policies.check_waiting(found.policy))
         await store.apply(Policy("engine", limits=(Concurrency(3),)), Note(actor="ann", action="apply"))
 
 

@@ -159,7 +159,7 @@ INDEXES = {
     "list_keys_by_waiting": {"key_figures_by_waiting", "queues_name_key"},
     "list_keys_by_running": {"key_figures_by_running", "queues_name_key"},
     "list_keys_by_ended": {"key_figures_by_ended", "queues_name_key"},
-    "list_keys_by_start": {"key_figures_by_start", "queues_name_key"},
+    "list_keys_by_started": {"key_figures_by_start", "queues_name_key"},
     "list_keys_by_name": {"key_figures_pkey", "queues_name_key"},
     "select_scheduled_by_lane": {"jobs_due", "queues_name_key"},
     "select_told_of": {"journal_in_order", "queue_figures_pkey", "queues_name_key"},

@@ -15,7 +15,9 @@ import pytest
 from fairlane.job import Claim
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.settlement import Done, Failed, Outcome, Released, settle
-from fairlane.store.postgres import PostgresStore, upkeep
+from fairlane.store import upkeep
+from fairlane.store.postgres import PostgresStore
+from fairlane.store.postgres.procedures import perform
 from fairlane.store.protocol import Pruned, Retention
 from tests.model import boards
 from tests.store.harness import given_jobs, worker_named
@@ -49,7 +51,7 @@ async def test_of_two_who_prune_by_count_the_second_does_not_remove_what_is_to_b
         claimed = await stores[0].claim("webhooks", lambda: 1, worker=worker, lease=timedelta(minutes=1))
         await stores[0].settle([settle(claim, Done(None), 0) for claim in claimed.claims])
     async with connection.transaction():
-        assert (await upkeep.prune(connection, retention, await stores[0].time(), 100)).jobs == 6
+        assert (await perform(connection, upkeep.prune(retention, 100).make())).jobs == 6
         # To another, who cannot see that yet, six are too many as well: the next six.
         assert await stores[1].prune(retention) == Pruned(0)
     assert await stores[1].prune(retention) == Pruned(0)

@@ -14,6 +14,7 @@ import pytest
 from fairlane.clock import ManualClock
 from fairlane.job import Claim, State
 from fairlane.policy import Concurrency, Fair, Policy
+from fairlane.store import records
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.postgres.claim_lock import NUMBERS, Crowding, Holder, deal
 from fairlane.store.protocol import Claimed
@@ -101,7 +102,7 @@ async def test_each_holds_its_own_lease_as_itself(
     for n, (store, each) in enumerate(zip(stores, claimed, strict=True)):
         (claim,) = each.claims
         assert (await store.job(claim.id)).worker == f"worker {n}"
-        assert await store.held([(claim.id, each.lease)]) == [claim.id]
+        assert await store.run(records.held([(claim.id, each.lease)])) == [claim.id]
     assert (await stores[0].renew([claimed[1].lease], LEASE)).gone == []
     await finish(stores[2], claimed[2].claims)
     assert (await stores[0].job(claimed[2].claims[0].id)).state is State.DONE

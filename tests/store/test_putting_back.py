@@ -110,8 +110,8 @@ async def test_an_action_skips_what_it_is_not_for_and_says_why(
     gone = uuid4()
     actions: dict[str, Callable[[list[UUID]], Awaitable[list[Handled]]]] = {
         "replayed": store.replay,
-        "purged": store.purge,
-        "made due": store.retry_now,
+        "purged": lambda jobs: store.run(operators.purge(jobs)),
+        "made due": lambda jobs: store.run(operators.retry_now(jobs)),
     }
     do = actions[action.done]
     report = {each.job: each for each in await do([*jobs.values(), gone, gone])}
@@ -182,6 +182,6 @@ async def test_replays_keep_to_the_limits(store: Store, clock: ManualClock, queu
 
 async def test_no_action_takes_more_than_it_can_hold(store: Store, queue: str) -> None:
     many = [UUID(int=n) for n in range(AT_ONCE + 1)]
-    for do in (store.replay, store.purge, store.retry_now):
+    for do in (operators.replay, operators.purge, operators.retry_now):
         with pytest.raises(ConfigurationError, match="at most 1,000"):
-            await do(many)
+            await store.run(do(many))

@@ -13,6 +13,7 @@ from fairlane.policy.keys import By
 from fairlane.scheduler.settlement import Failed, Released
 from fairlane.stats.gates import gauges
 from fairlane.stats.keys import Held
+from fairlane.store import operators, upkeep
 from fairlane.store.audit import Note
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Moment
@@ -71,7 +72,7 @@ async def give_back(store: Store, clock: ManualClock, how: str, *, is_added_up: 
         if how == "retried":
             clock.advance("60s")
         elif how == "hurried":
-            await store.retry_now([first.id])
+            await store.run(operators.retry_now([first.id]))
         else:
             await store.cancel(first.id)
 
@@ -140,7 +141,7 @@ async def test_a_key_whose_last_job_was_forced_to_start_is_held_by_nothing(store
     await store.declare(policy)
     jobs = await given_jobs(store, policy, ACME, 2)
     await claim(store, QUEUE, 5)
-    await store.force(await ready_jobs(store, jobs), Note(actor="ada", action="force"))
+    await store.run(operators.force(await ready_jobs(store, jobs), Note(actor="ada", action="force")))
     assert len(await claim(store, QUEUE, 5)) == 1
     assert await held_of(store) == {}
     await given_jobs(store, policy, ACME, 1)
@@ -162,7 +163,7 @@ async def test_a_free_limit_that_queues_share_holds_nobody_back_though_one_of_tw
     started = await claim(store, QUEUE, 5)
     assert await held_of(store, ("endpoint",)) == {"concurrency:endpoint@seats": 2}
     await finish(store, started)
-    await store.fold(QUEUE)
+    await store.run(upkeep.fold(QUEUE))
     if is_added_up:
         await store.conclude(QUEUE)
     assert await held_of(store, ("endpoint",)) == {}

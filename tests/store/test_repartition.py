@@ -18,7 +18,7 @@ from fairlane.operations import Intent, change_partitions, partitions_of
 from fairlane.policy.division import LEARNED_AFTER, Phase, begun, in_phase, next_phase, phase_of
 from fairlane.policy.partitions import partition_for
 from fairlane.policy.policy import Policy
-from fairlane.store import operators
+from fairlane.store import operators, policies, repartition
 from fairlane.store.audit import Note
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
@@ -200,7 +200,7 @@ async def test_a_process_that_was_stopped_in_a_step_finds_that_it_is_not_its_own
     store = await program.app.opened()
     seen = await store.ask(lambda moment: moment.policies())
     first = begun(seen["email"].policy, AFTER)
-    assert await store.divide(first, seen["email"].version)
+    assert await repartition.divide(store, first, seen["email"].version)
     late: list[tuple[Policy, int]] = []
     while not await _is_resting(store, "email"):
         seen = await store.ask(lambda moment: moment.policies())
@@ -213,7 +213,7 @@ async def test_a_process_that_was_stopped_in_a_step_finds_that_it_is_not_its_own
         clock.advance(LEARNED_AFTER / SECOND)
     await change_partitions(store, "email", 2, OPERATOR, rest=_advancing(clock))
     before = {name: found.policy.digest for name, found in (await store.ask(lambda moment: moment.policies())).items()}
-    assert not any([await store.divide(*each) for each in late])
+    assert not any([await repartition.divide(store, *each) for each in late])
     assert {
         name: found.policy.digest for name, found in (await store.ask(lambda moment: moment.policies())).items()
     } == before
@@ -237,7 +237,7 @@ async def test_several_who_go_on_with_a_change_at_once_do_it_once(
     await ledger.finish(await ledger.claim(12))
     found = await stores[0].policy("email")
     assert found is not None
-    assert await stores[0].divide(begun(found.policy, AFTER), found.version)
+    assert await repartition.divide(stores[0], begun(found.policy, AFTER), found.version)
     while not await _is_resting(stores[0], "email"):
         await asyncio.gather(*(advance(store, "email", NOTE) for store in stores))
         clock.advance("1s")
@@ -274,7 +274,7 @@ async def test_what_a_producer_sends_through_a_change_runs_in_the_order_in_which
     while claims := await ledger.claim():
         await ledger.finish(claims)
         for name in await partitions_of(store, "email"):
-            await store.rehome(name)
+            await store.run(policies.rehome(name))
     assert sent > 3 * LEARNED_AFTER // SECOND
     assert ledger.order == {account: list(range(sent)) for account in ACCOUNTS}
 
@@ -301,7 +301,7 @@ async def test_a_unique_key_has_one_live_job_through_a_change_of_partitions(
 
     found = await store.policy("email")
     assert found is not None
-    assert await store.divide(begun(found.policy, AFTER), found.version)
+    assert await repartition.divide(store, begun(found.policy, AFTER), found.version)
     await nobody_else()
     await change_partitions(store, "email", BEFORE, OPERATOR, abandon=True)
     await nobody_else()

@@ -18,6 +18,7 @@ from fairlane.job import JobRecord, StampedEffects, State
 from fairlane.policy import Policy
 from fairlane.policy.unique import Unique, unique_key
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed
+from fairlane.store import records
 from fairlane.store import results as awaiting
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Store
@@ -176,7 +177,7 @@ async def test_a_wait_ends_when_its_time_is_up_and_leaves_the_job_alone(
     clock.advance("1s")
     assert (await soon(waiting)).state is State.RUNNING
     assert (await store.wait_until_ended(job, clock.now())).state is State.RUNNING
-    assert await store.held([(job, held.lease)]) == [job]
+    assert await store.run(records.held([(job, held.lease)])) == [job]
 
 
 async def test_waiting_again_after_the_time_was_up_hears_the_end(store: Store, clock: ManualClock, queue: str) -> None:

@@ -26,6 +26,7 @@ from fairlane.scheduler.settlement import (
     Retried,
     Snoozed,
 )
+from fairlane.store import operators
 from fairlane.store.audit import Note
 from fairlane.store.protocol import QueueCounts, Store
 from tests.store.harness import (
@@ -264,7 +265,7 @@ async def test_a_retry_that_is_hurried_keeps_its_place(store: Store, clock: Manu
     await store.declare(PLAIN)
     jobs = await given_jobs(store, PLAIN, A, 2)
     await finish(store, [await next_job(store)], Failed("no", 3_600 * SECOND))
-    await store.retry_now([jobs[0]])
+    await store.run(operators.retry_now([jobs[0]]))
     for job in jobs:
         head = await next_job(store)
         assert head.id == job
@@ -289,14 +290,14 @@ async def test_a_forced_start_breaks_the_order_and_is_counted(store: Store, cloc
     await store.declare(PLAIN)
     jobs = await given_jobs(store, PLAIN, A, 4)
     head = await next_job(store)
-    await store.force([jobs[2]], NOTE)
+    await store.run(operators.force([jobs[2]], NOTE))
     forced = await next_job(store)
     assert forced.id == jobs[2]
     await finish(store, [head])
     await nothing_starts(store)
     await finish(store, [forced], Failed("no", 60 * SECOND))
     await nothing_starts(store)
-    await store.force([jobs[2]], NOTE)
+    await store.run(operators.force([jobs[2]], NOTE))
     forced = await next_job(store)
     assert forced.id == jobs[2]
     await finish(store, [forced])

@@ -11,7 +11,7 @@ from fairlane.policy import Concurrency, Fair, Limit, Policy, Rate
 from fairlane.policy.gates import Reason
 from fairlane.scheduler.explain import explain
 from fairlane.scheduler.settlement import Failed, Released
-from fairlane.store import records
+from fairlane.store import operators, records
 from fairlane.store.audit import Note
 from fairlane.store.protocol import QueueCounts, Store
 from tests.store.harness import (
@@ -365,7 +365,7 @@ async def test_a_forced_start_is_counted_by_every_queue(store: Store) -> None:
     await given_jobs(store, train, {"account": "acme"})
     first = await fill(store, "train")
     (forced, _) = await given_jobs(store, serve, {"account": "acme"}, 2)
-    await store.force([forced], Note(actor="ada", action="force"))
+    await store.run(operators.force([forced], Note(actor="ada", action="force")))
     second = await fill(store, "serve")
     assert ids(second) == [forced]
     await finish(store, first)

@@ -21,7 +21,7 @@ INDEXES = {
     "replay_job": set(),
     "hurry_job": set(),
     "count_beyond": {"jobs_by_end"},
-    "select_oldest_finished": {"jobs_by_end"},
+    "select_finished": {"jobs_by_end"},
     "has_flow": set(),
     "has_gate": set(),
     "select_waiters": set(),
@@ -46,8 +46,8 @@ INDEXES = {
     "delete_deltas": set(),
     "store_journal": set(),
     "note_change": set(),
-    "walk_lanes": set(),
-    "walk_flows": {"lanes_of_flow"},
+    "walk_idle_lanes": set(),
+    "walk_idle_flows": {"lanes_of_flow"},
     "walk_gates": set(),
     "select_lanes": set(),
     "select_flows": set(),
@@ -64,11 +64,11 @@ INDEXES = {
     "finish_job": set(),
     "finish_jobs": set(),
     "finish_with_result": set(),
-    "select_finished": {"jobs_by_end"},
+    "select_held": {"sqlite_autoindex_jobs_1"},
     "delete_job": set(),
     "delete_attempts": {"attempts_by_job"},
     "delete_uniques_of_job": {"uniques_of_job"},
-    "delete_expired_uniques": {"uniques_by_end"},
+    "prune_uniques": {"uniques_by_end"},
 }
 
 

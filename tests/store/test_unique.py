@@ -19,7 +19,7 @@ from fairlane.policy import Policy
 from fairlane.policy.unique import Unique, unique_key
 from fairlane.scheduler.settlement import Died, Failed, Released, Snoozed
 from fairlane.scheduler.settlement import Outcome as Ending
-from fairlane.store import records
+from fairlane.store import operators, records
 from fairlane.store.audit import Note
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Retention, Store
@@ -366,7 +366,7 @@ async def test_a_job_is_not_replayed_beside_a_live_one_of_its_window(store: Stor
 
 async def test_what_is_known_of_a_jobs_key_goes_with_the_job(store: Store, clock: ManualClock) -> None:
     purged, pruned = [await die(store, Unique(key)) for key in "ab"]
-    await store.purge([purged])
+    await store.run(operators.purge([purged]))
     clock.advance("1s")
     await store.prune(Retention(done=0, dead=0))
     for gone, key in ((purged, "a"), (pruned, "b")):
@@ -445,9 +445,9 @@ async def _live(place: Database, life: list[Deed]) -> None:
                 case "replay":
                     await store.replay(list(known) if deed.which < 5 else chosen, on_conflict=deed.on_conflict)
                 case "hurry":
-                    await store.retry_now(chosen)
+                    await store.run(operators.retry_now(chosen))
                 case "force":
-                    await store.force(chosen, NOTE)
+                    await store.run(operators.force(chosen, NOTE))
                 case "cancel" if chosen:
                     await store.cancel(chosen[0])
                 case "wait":

@@ -8,6 +8,7 @@ import pytest
 
 from fairlane import App, Backlog, Concurrency, Fair, Job, Outcome, State, Unique
 from fairlane.errors import BacklogFull, DuplicateJob, JobNotFound
+from fairlane.store import health
 from fairlane.task import AsyncTask
 from tests.transactions.conftest import Place
 from tests.transactions.drivers import Caller
@@ -35,7 +36,7 @@ async def is_idle(app: App, queue: str) -> None:
     store = await app.opened()
 
     async def has_registered() -> bool:
-        return (await store.traces(queue, [], [])).listeners > 0
+        return (await store.run(health.traces(queue, [], []))).listeners > 0
 
     await until_found(has_registered)
 

@@ -14,6 +14,7 @@ import pytest
 from fairlane import App, Concurrency, State
 from fairlane.clock import SECOND, ManualClock
 from fairlane.scheduler.settlement import Released, settle
+from fairlane.store import health
 from fairlane.store.stats_values import BlockedLoop
 from fairlane.worker.execution import Run
 from fairlane.worker.runs import RunTimes, Stop
@@ -209,7 +210,7 @@ async def test_a_wakeup_that_a_blocked_loop_cannot_hear_reaches_another_worker(u
             store = await app.opened()
 
             async def both_wait() -> bool:
-                return (await store.traces("plain", [], [])).listeners == 2
+                return (await store.run(health.traces("plain", [], []))).listeners == 2
 
             await until_found(both_wait)
             held = await app.registry["block"].enqueue(str(shop / "go"))

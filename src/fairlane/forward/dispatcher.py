@@ -353,7 +353,8 @@ class Publishing(Execution):
         known = list(self._published.values())
         for some in (known[n : n + ASKED_AT_ONCE] for n in range(0, len(known), ASKED_AT_ONCE)):
             pairs = [(each.run.claim.id, each.run.claim.lease) for each in some]
-            held = set(await outage.ride_out(lambda pairs=pairs: self.store.held(pairs), "following messages"))  # type: ignore[misc]
+            asked = records.held(pairs)
+            held = set(await outage.ride_out(lambda asked=asked: self.store.run(asked), "following messages"))  # type: ignore[misc]
             for each in some:
                 if each.run.claim.id not in held:
                     self._forget(each)

@@ -34,7 +34,7 @@ from fairlane.policy.partitions import parse_partition, whole_of
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import forwarded_to_an_engine, no_service, start_command
 from fairlane.stats.keys import Minute
-from fairlane.store import schedules
+from fairlane.store import health, schedules, upkeep
 from fairlane.store.boards import QueueTime
 from fairlane.store.health import Standstill
 from fairlane.store.operators import JobFilter
@@ -96,7 +96,7 @@ async def _about_one(store: Store, policy: Policy, counts: QueueCounts) -> list[
     queue, named = policy.queue, list(named_keys(policy))
     flows = [flow for each in named for flow in each.flows]
     gates = [gate for each in named for gate in each.gates]
-    traces = await store.traces(queue, flows, gates)
+    traces = await store.run(health.traces(queue, flows, gates))
     return [
         *await about_named_keys(store, named, traces.found),
         *about_bells(queue, counts),
@@ -116,7 +116,7 @@ async def _about_tasks(
 async def _about_all(store: Store, policies: dict[str, Policy]) -> list[Finding]:
     names, now = list(policies), await store.now()
     overdue = now - LONG_OVERDUE
-    found = await store.standstills(names, overdue, MOST_STANDSTILLS)
+    found = await store.run(health.standstills(names, overdue, MOST_STANDSTILLS))
     minutes = await store.ask(lambda moment: moment.minutes(names, overdue)) if found else {}
     figures = await store.ask(lambda moment: moment.survey(names))
     return [*about_figures(figures, now), *about_standstills(found, policies, minutes)]
@@ -232,7 +232,7 @@ def about_service(unserved: Mapping[bool | None, Mapping[str, int]]) -> Iterator
 async def about_gates(store: Store, queue: str) -> list[Finding]:
     """Gates that count jobs which do not run, or do not count jobs that do."""
     for _ in range(MOST_STRETCHES):
-        counted = await store.count_gates(queue, GATES_AT_ONCE)
+        counted = await store.run(upkeep.count_gates(queue, GATES_AT_ONCE))
         if counted.found:
             others = f" (and {len(counted.found) - 1} more)" if len(counted.found) > 1 else ""
             return [

@@ -21,7 +21,7 @@ from fairlane.job import AttemptRecord, JobRecord, State
 from fairlane.operations.requests import find_jobs
 from fairlane.policy.unique import Holder, OnReplayConflict, checked_on_replay_conflict
 from fairlane.redaction import Part, Redactor
-from fairlane.store import records
+from fairlane.store import operators, records
 from fairlane.store.audit import Note
 from fairlane.store.operators import BUSY, CANCEL, FORCE, PURGE, REPLAY, RETRY, Action, Handled, JobFilter, JobPage
 from fairlane.store.protocol import Store
@@ -176,7 +176,7 @@ async def purge_jobs(
     act = _Act(actor, "purge", reason, selection)
 
     async def do(jobs: list[JobRecord]) -> list[Handled]:
-        return await store.purge([each.id for each in jobs], act.note(jobs))
+        return await store.run(operators.purge([each.id for each in jobs], act.note(jobs)))
 
     errand = _Errand(store, PURGE, do, on_progress)
     return await errand.run(_narrowed(PURGE, selection, State.DEAD), limit, dry_run)
@@ -196,7 +196,7 @@ async def retry_jobs(
     act = _Act(actor, "retry", reason, selection)
 
     async def do(jobs: list[JobRecord]) -> list[Handled]:
-        return await store.retry_now([each.id for each in jobs], act.note(jobs))
+        return await store.run(operators.retry_now([each.id for each in jobs], act.note(jobs)))
 
     errand = _Errand(store, RETRY, do, on_progress)
     return await errand.run(_narrowed(RETRY, selection, State.SCHEDULED), limit, dry_run)
@@ -216,10 +216,10 @@ async def cancel_jobs(
     act = _Act(actor, "cancel", reason, selection)
 
     async def do(jobs: list[JobRecord]) -> list[Handled]:
-        handled = await store.cancel_jobs([each.id for each in jobs], act.note(jobs))
+        handled = await store.run(operators.cancel_jobs([each.id for each in jobs], act.note(jobs)))
         # One at a time it can be waited for: nobody waits for us then.
         busy = [each.job for each in handled if each.skipped == BUSY]
-        alone = [await store.cancel_jobs([job], act.note(jobs), waits=True) for job in busy]
+        alone = [await store.run(operators.cancel_jobs([job], act.note(jobs), waits=True)) for job in busy]
         return [each for each in handled if each.skipped != BUSY] + [each for one in alone for each in one]
 
     errand = _Errand(store, CANCEL, do, on_progress, CANCELLED_TOGETHER)
@@ -240,7 +240,7 @@ async def force_jobs(
     act = _Act(actor, "force", reason, jobs)
 
     async def do(batch: list[JobRecord]) -> list[Handled]:
-        return await store.force([each.id for each in batch], act.note(batch))
+        return await store.run(operators.force([each.id for each in batch], act.note(batch)))
 
     return await _Errand(store, FORCE, do, on_progress).run(jobs, limit, dry_run)
 

@@ -18,6 +18,7 @@ from fairlane.policy.keys import By
 from fairlane.policy.partitions import Partition, checked_width, parse_partition
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.rebuild import WaitingLane, refuse_to_strand, stray_lanes
+from fairlane.store import policies, repartition
 from fairlane.store.protocol import Store
 from fairlane.store.repartition import PARTITION, Advanced, advance
 from fairlane.store.rows import Declared
@@ -107,7 +108,7 @@ async def _planned(
         return PartitionPlan(queue=queue, before=before, after=to, by=keys), found
     moving = first if is_resumed else _moving(first, to, keys)
     names = await partitions_of(store, queue)
-    lanes = {name: await store.lanes(name, keeps=keeps) for name in names}
+    lanes = {name: await store.run(policies.lanes(name, keeps=keeps)) for name in names}
     if not is_begun and before != to and not accept_missing_keys:
         refuse_to_strand(moving, [lane for name in names for lane in lanes[name]])
     waiting, running = _strays(moving, lanes.items())
@@ -207,12 +208,12 @@ async def change_partitions(
     moved = 0
     if plan.gives_up is not None:
         if phase_of(found.policy) in (Phase.PREPARING, Phase.MOVING) and not _is_abandoned(found.policy.partition):
-            await store.divide(abandoned(found.policy, await store.now()), found.version, (), note)
+            await repartition.divide(store, abandoned(found.policy, await store.now()), found.version, (), note)
         # Whoever was faster has ended it, or brought it so far that it can only go on: then it goes on.
         moved += await _through(store, queue, intent, rest, on_progress, moved)
         found = await in_force(store, queue)
     if not plan.is_resumed and _width(found.policy) != to:
-        await store.divide(begun(found.policy, to, plan.by), found.version, (), note)
+        await repartition.divide(store, begun(found.policy, to, plan.by), found.version, (), note)
         found = await in_force(store, queue)
         if to != (_width(found.policy) if phase_of(found.policy) is Phase.RESTING else widths(found.policy)[1]):
             raise ConfigurationError(

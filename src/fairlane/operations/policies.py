@@ -13,7 +13,7 @@ from fairlane.policy.division import as_divided, division, sibling, way_to
 from fairlane.policy.overrides import everyone_in, without_place
 from fairlane.policy.partitions import parse_partition, partition_name, whole_of
 from fairlane.policy.policy import Difference, Policy, differences
-from fairlane.store import records
+from fairlane.store import policies, records
 from fairlane.store.audit import AuditEntry
 from fairlane.store.protocol import Store
 from fairlane.store.rows import Declared
@@ -190,7 +190,7 @@ async def _apply(store: Store, policy: Policy, intent: Intent, accept_missing_ke
     version = 0 if found is None else found.version
     is_changed = before is None or before.digest != policy.digest
     if intent.dry_run and is_changed and found is not None and not accept_missing_keys:
-        await store.check_waiting(policy)
+        await store.run(policies.check_waiting(policy))
     if not intent.dry_run:
         applied = await store.apply(policy, intent.note(APPLY), accept_missing_keys=accept_missing_keys)
         # Somebody else may have been faster since the look.

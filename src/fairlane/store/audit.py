@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import msgspec
@@ -11,8 +11,10 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.scheduler.rebuild import Miscount
-from fairlane.store.operators import Handled
 from fairlane.store.procedures import Procedure, query
+
+if TYPE_CHECKING:
+    from fairlane.store.operators import Handled
 
 TARGET = 5
 """Its place in a row."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from fairlane.clock import Instant
 from fairlane.scheduler.journal import Delta
 from fairlane.scheduler.snapshot import QueueRow, Standing
+from fairlane.store.procedures import Procedure, on_board, query, snapshot
+from fairlane.store.rows import decode_key
 
 
 class ConnectionLimit(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +95,25 @@ class Standstill(msgspec.Struct, frozen=True, kw_only=True):
     """When the gate was to wake them."""
 
 
-def standstills_in(queue: str, changed: Delta, state: QueueRow, before: Instant) -> list[Standstill]:
+@snapshot
+def standstills(queues: Sequence[str], before: Instant, limit: int = 10) -> Procedure[list[Standstill]]:
+    """Flows of these queues where no claim looks, and gates that were to wake their lanes before a certain time: at
+    most `limit` of each queue and kind."""
+    found: list[Standstill] = []
+    for queue in queues:
+        loaded = yield on_board(queue, "load", 0)
+        flows, _, gates = map(list, loaded.board.changed)
+        found += [
+            Standstill(queue=name, limit=gate, key=decode_key(key), lanes=lanes, since=since)
+            for name, gate, key, lanes, since in (
+                yield query("select_standstills", [queue], before, limit, flows, gates)
+            )
+        ]
+        found += _standstills_in(queue, loaded.board.changed_rows(), loaded.state, before)
+    return found
+
+
+def _standstills_in(queue: str, changed: Delta, state: QueueRow, before: Instant) -> list[Standstill]:
     """Those among pieces that have changed since the tables were written."""
     cursor = (state.cursor, state.cursor_tie)
     flows = [row for row in changed.flows if row.standing == Standing.READY and (row.vtime, row.tie) < cursor]
@@ -109,3 +131,13 @@ class Traces(msgspec.Struct, frozen=True):
     """Of the flows and gates asked for, those that there are: jobs wait or run there, or did so not long ago."""
     listeners: int
     """Workers that wait for a job of this queue now. Those whose slots are all in use are not among them."""
+
+
+@snapshot
+def traces(queue: str, flows: Sequence[bytes], gates: Sequence[bytes]) -> Procedure[Traces]:
+    """What there is of a queue to see besides its counts; each flow and gate is looked up by its id."""
+    board = (yield on_board(queue, "load", 0)).board
+    number = yield on_board(queue, "number")
+    ((stored_flows, stored_gates, listeners),) = yield query("select_traces", number, list(flows), list(gates))
+    known = {each for each in (*flows, *gates) if each in board.flows or each in board.gates}
+    return Traces(frozenset({*stored_flows, *stored_gates, *known}), listeners)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError
-from fairlane.job import JobRecord, State
+from fairlane.job import JobRecord, State, Until
 from fairlane.parameters import check_fields
-from fairlane.policy.unique import Holder, Readmission
-from fairlane.store.procedures import Procedure, query, snapshot
-from fairlane.store.rows import queue_number, record_of, uuid_of
+from fairlane.policy.unique import NO_KEYS, Ended, Holder, OnReplayConflict, Readmission, readmit
+from fairlane.store.audit import Note, record_jobs
+from fairlane.store.procedures import NOW, Each, Procedure, query, snapshot, transaction
+from fairlane.store.rows import no_such_job, queue_number, record_of, uuid_of
 
 AT_ONCE = 1_000
 """Jobs that one action handles: it is one transaction, and holds the jobs it changes."""
@@ -158,6 +160,170 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
             raise ConfigurationError(
                 f"after={text!r} is no place in this listing; give what its last page said"
             ) from None
+
+
+@snapshot
+def foresee_replay(
+    jobs: Sequence[UUID], on_conflict: OnReplayConflict = "reject", earlier: Mapping[bytes, Holder] = NO_KEYS
+) -> Procedure[list[Handled]]:
+    """What `replay` would report now."""
+    listed = REPLAY.bounded(jobs)
+    readmission = yield from _readmitted(listed, on_conflict, earlier, takes=False)
+    return REPLAY.handled(listed, (yield from _states(listed)), readmission=readmission)
+
+
+@transaction
+def replay(
+    jobs: Sequence[UUID],
+    delay: int | None = None,
+    note: Note | None = None,
+    on_conflict: OnReplayConflict = "reject",
+    earlier: Mapping[bytes, Holder] = NO_KEYS,
+) -> Procedure[list[Handled]]:
+    """Put dead and cancelled jobs back at the end of their lanes, now or after so many microseconds.
+
+    Attempts are counted afresh and the history stays. A job whose unique key another job holds is skipped, or takes the
+    place of that one if it waits (`on_conflict`). Keys that `earlier` transactions of the same action took are held, by
+    jobs that are not replaced.
+    """
+    listed, now = REPLAY.bounded(jobs), (yield NOW)
+    # Keys before jobs, as an enqueue has it: no two wait crosswise.
+    readmission = yield from _readmitted(listed, on_conflict, earlier, takes=True)
+    held = readmission.held
+    gone: dict[UUID, State] = {}
+    for old, new in readmission.replaced.items():
+        gone[old], state = yield from _cancel(old, now, only_waiting=True, reason=f"replaced by job {new}")
+        if state is not State.CANCELLED:
+            held[new] = old  # it has started since we looked, and goes on alone
+    taken = {key: each for key, each in readmission.taken.items() if each.job not in held}
+    if taken:
+        owners = taken.values()
+        digests, untils = [each.digest for each in owners], [each.until for each in owners]
+        yield query(
+            "take_uniques", list(taken), [each.job for each in owners], digests, untils, [None] * len(taken), False
+        )
+    # Who has just been cancelled in favor of another stays so, although it may have been given too.
+    back = [job for job in listed if job not in held and job not in gone]
+    entries = yield from _lock_entries(back)
+    states = _states_in((yield query("replay", now, back, delay)))
+    yield query("unfile_jobs", _touched(REPLAY, states), *entries)
+    states |= (yield from _states(list(held))) | gone
+    handled = REPLAY.handled(listed, states, readmission=readmission)
+    yield from record_jobs(note, now, handled)
+    return handled
+
+
+def _readmitted(
+    jobs: Sequence[UUID], on_conflict: OnReplayConflict, earlier: Mapping[bytes, Holder], *, takes: bool
+) -> Procedure[Readmission]:
+    """Which of these jobs may come back, as far as their unique keys are concerned.
+
+    If they are to come back (`takes`), the keys stay locked until the transaction ends.
+    """
+    listed = list(jobs)
+    found = yield query("select_unique_jobs", listed)
+    if not found:
+        return Readmission({}, {}, {}, {})
+    keys = sorted({key for _, key, _, _ in found})
+    if takes:
+        yield query("lock_uniques", keys)
+        # What they are by now: whoever had the lock may have put some of them back.
+        found = yield query("select_unique_jobs", listed)
+    ended = [Ended(uuid_of(job), key, Until(until), digest) for job, key, until, digest in found]
+    known = yield query("select_holders", keys, (yield NOW))
+    holders = {
+        key: Holder(uuid_of(job), digest, Until(until), at, None if state is None else State(state), bool(has_started))
+        for _, key, job, digest, until, at, state, has_started in known
+        if job is not None
+    }
+    return readmit(ended, holders, known[0][0], on_conflict, earlier)
+
+
+def _states(jobs: Sequence[UUID]) -> Procedure[dict[UUID, State]]:
+    """The states of those of these jobs that there are."""
+    return _states_in((yield Each("select_states", [(job,) for job in jobs])) if jobs else ())
+
+
+def _states_in(found: Iterable[Sequence[Any]]) -> dict[UUID, State]:
+    return {uuid_of(row[0]): State(row[1]) for row in found}
+
+
+def _touched(action: Action, states: Mapping[UUID, State]) -> list[UUID]:
+    return [job for job, state in states.items() if action.applies_to(state)]
+
+
+def _lock_entries(jobs: Sequence[UUID]) -> Procedure[tuple[list[bool], list[int]]]:
+    found = yield query("lock_entries", list(jobs))
+    return [is_dead for is_dead, _ in found], [entry for _, entry in found]
+
+
+@transaction
+def cancel(job: UUID, note: Note | None = None) -> Procedure[State]:
+    """Cancel a waiting job at once, ask a running one to stop. Returns the state it is in now, or `JobNotFound`."""
+    now = yield NOW
+    was, state = yield from _cancel(job, now)
+    yield from record_jobs(note, now, CANCEL.handled([job], {job: was}))
+    return state
+
+
+def _cancel(
+    job: UUID, now: Instant | None, *, only_waiting: bool = False, reason: str | None = None
+) -> Procedure[tuple[State, State]]:
+    """The same. Returns its state before and now."""
+    found = yield query("cancel_job", job, now, only_waiting, reason)
+    if not found:
+        raise no_such_job(job)
+    was, state, *_ = found[0]
+    return State(was), State(state)
+
+
+@transaction
+def cancel_jobs(jobs: Sequence[UUID], note: Note, *, waits: bool = False) -> Procedure[list[Handled]]:
+    """Cancel jobs that wait, ask those that run to stop. Who is busy with one of them is waited for only if `waits`
+    says so: with several jobs, two might wait for each other."""
+    listed, now = CANCEL.bounded(jobs), (yield NOW)
+    present = list((yield from _states(listed)))
+    idle = present if waits else [uuid_of(job) for (job,) in (yield query("lock_idle", present))]
+    found = dict.fromkeys(present, State.READY)
+    for job in idle:
+        found[job], _ = yield from _cancel(job, now)
+    handled = CANCEL.handled(listed, found, set(present) - set(idle))
+    yield from record_jobs(note, now, handled)
+    return handled
+
+
+@transaction
+def purge(jobs: Sequence[UUID], note: Note | None = None) -> Procedure[list[Handled]]:
+    """Remove done, dead and cancelled jobs for good, with their history."""
+    listed = PURGE.bounded(jobs)
+    entries = yield from _lock_entries(listed)
+    states = _states_in((yield query("purge", listed)))
+    gone = _touched(PURGE, states)
+    yield query("unfile_jobs", gone, *entries)
+    yield query("forget_jobs", gone)
+    handled = PURGE.handled(listed, states)
+    yield from record_jobs(note, (yield NOW), handled)
+    return handled
+
+
+@transaction
+def retry_now(jobs: Sequence[UUID], note: Note | None = None) -> Procedure[list[Handled]]:
+    """Let scheduled jobs be due now, whether they wait for a backoff or for their time."""
+    listed, now = RETRY.bounded(jobs), (yield NOW)
+    found = yield query("retry_now", now, listed)
+    handled = RETRY.handled(listed, _states_in(found), {uuid_of(row[0]) for row in found if row[2]})
+    yield from record_jobs(note, now, handled)
+    return handled
+
+
+@transaction
+def force(jobs: Sequence[UUID], note: Note) -> Procedure[list[Handled]]:
+    """Let waiting jobs start next, in the slots that come free, whatever their limits say. Every limit counts them, and
+    so does the turn of their flow."""
+    listed, now = FORCE.bounded(jobs), (yield NOW)
+    handled = FORCE.handled(listed, _states_in((yield query("force", now, listed))))
+    yield from record_jobs(note, now, handled)
+    return handled
 
 
 @snapshot

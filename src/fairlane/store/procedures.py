@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from fairlane.job import NewJob
+from fairlane.scheduler.resident import Ask, Found
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,7 +77,8 @@ class Enqueue(NamedTuple):
 class OnBoard(NamedTuple):
     """What a store does with the board of a queue, by the name of the method; answered with what that returns.
 
-    A procedure that holds the queue's claim lock may write the board, every other one looks at it.
+    A procedure that holds the queue's claim lock may write the board, every other one looks at it. Without a queue,
+    only what is of no board can be asked.
     """
 
     queue: str
@@ -97,6 +99,9 @@ TIME = Told("time")
 MEMORY = Told("memory")
 """What the store remembers from one procedure to the next, for as long as it is open: a dictionary."""
 
+EVERYONE = 1 << 20
+"""More than ever wait for a queue's jobs."""
+
 Question = Query | Each | Some | Many | Script | Enqueue | OnBoard | Told
 Procedure = Generator[Question, Any, T]
 """It is sent the rows of each statement that it asks for. Lists of texts are given as lists."""
@@ -115,6 +120,8 @@ class Terms(NamedTuple):
     """With the claim lock of the queue, or queues, that its first argument names."""
     keeps: bool = True
     """False: whatever it has written is taken back."""
+    is_of_one_moment: bool = False
+    """It writes what it has read in one snapshot, and is undone where somebody else has changed that."""
 
 
 class Work(Generic[T_co]):
@@ -205,3 +212,18 @@ def value(name: str, *parameters: Any) -> Procedure[Any]:
     """The first value that a statement brings; `None` where it brings no row."""
     found = yield query(name, *parameters)
     return found[0][0] if found else None
+
+
+def on_board(queue: str, action: str, *parameters: Any) -> OnBoard:
+    return OnBoard(queue, action, parameters)
+
+
+def answered(queue: str, asking: Generator[Ask, Found, T]) -> Procedure[T]:
+    """Give whoever asks what the tables of a queue's board hold, until it has come to a result."""
+    try:
+        ask = next(asking)
+        while True:
+            ask = asking.send((yield on_board(queue, "ask", ask)))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result

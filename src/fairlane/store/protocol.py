@@ -12,23 +12,27 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from fairlane.clock import SECOND, Instant
+from fairlane.clock import Instant
+from fairlane.errors import InvalidPolicy
 from fairlane.job import Claim, JobRecord, NewJob, State
+from fairlane.policy.division import as_divided
 from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
-from fairlane.scheduler.rebuild import Miscount, WaitingLane
 from fairlane.scheduler.settlement import DISPATCHER, Settlement
-from fairlane.scheduler.snapshot import GateRow, Pace
-from fairlane.store import records
+from fairlane.scheduler.snapshot import Pace
+from fairlane.store import operators, policies, records, stats_sums, upkeep
 from fairlane.store.audit import Note
 from fairlane.store.boards import QueueTime
-from fairlane.store.health import Traces
+from fairlane.store.health import Health
 from fairlane.store.operators import Handled
-from fairlane.store.procedures import Work
+from fairlane.store.procedures import Procedure, Work
+from fairlane.store.records import QueueCounts as QueueCounts
 from fairlane.store.rows import Declared
-from fairlane.store.stats_sums import StatsKeeper
-from fairlane.store.stats_values import WorkerReport
+from fairlane.store.stats import Moment, of_one_moment
+from fairlane.store.stats_values import Tallied
+from fairlane.store.upkeep import Pruned as Pruned
+from fairlane.store.upkeep import Retention as Retention
 
 T = TypeVar("T")
 
@@ -39,12 +43,11 @@ RELEASES_AT_MOST = 4_000
 PROMOTE_AT_MOST = 1_000
 """Scheduled jobs that one claim makes ready."""
 LANES_PER_SCANNED_FLOW = 2
-EVERYONE = 1 << 20
-"""More than ever wait for a queue's jobs."""
-CLOCKS_DIFFER_BY = 3_600 * SECOND
-"""An ended session is remembered for so much longer than it would have lasted: sessions expire by other clocks."""
-UNFOLDED_AT_MOST = 200
-"""Bells of arrivals that a producer adds up by itself. More of them are folded first: perhaps nobody claims."""
+LAST_TALLIES = 5_000
+"""Claims that are added up together when a worker stops."""
+EVER = 1 << 62
+AT_CHECKPOINT = 1_000
+"""Claims that may wait for a worker to add them up, before whoever claims does it. Workers do so every few seconds."""
 
 
 Landings = dict[UUID, dict[UUID, Conflict]]
@@ -140,56 +143,6 @@ class Reaped(msgspec.Struct, frozen=True):
     """The task of each job."""
 
 
-class Pruned(msgspec.Struct, frozen=True):
-    """What upkeep removed."""
-
-    jobs: int
-    lanes: int = 0
-    flows: int = 0
-    gates: int = 0
-    more: bool = False
-
-
-class Counted(msgspec.Struct, frozen=True):
-    """Gates held against the jobs that run."""
-
-    found: list[Miscount]
-    """Those that are wrong."""
-    more: bool
-    """There are gates that have not been looked at: the next call goes on from there."""
-
-
-class Rehomed(msgspec.Struct, frozen=True):
-    """What became of the jobs of a partition that belong to another one."""
-
-    moved: int
-    waiting: int
-    """Those that are still here, ready or scheduled."""
-    running: int
-    """Those that run: they end here, wherever they belong."""
-
-
-class Retention(msgspec.Struct, frozen=True):
-    """How long finished jobs stay, in microseconds, and how many of them."""
-
-    done: int = 24 * 3_600 * 1_000_000
-    """Done and cancelled jobs, with results and history."""
-    dead: int = 7 * 24 * 3_600 * 1_000_000
-    keep: int | None = None
-    """At most so many done and cancelled jobs, and at most so many dead ones; the oldest go first. Counted apart: no
-    flood of good jobs washes a dead letter away."""
-
-
-class QueueCounts(msgspec.Struct, frozen=True):
-    """How many jobs of a queue are where. `ready` and `running` come from folded bells, not from a scan."""
-
-    ready: int
-    running: int
-    parked_lanes: int
-    bells: int
-    """Bells that no claim has folded yet."""
-
-
 class Listener(Protocol):
     """A worker's ear. One per process; it hears what concerns the queues it waits for and the jobs it runs."""
 
@@ -206,7 +159,7 @@ class Listener(Protocol):
         ...
 
 
-class Store(StatsKeeper, Protocol):
+class Store(Protocol):
     """A durable home for jobs. Every method is one transaction, or says otherwise."""
 
     async def run(self, work: Work[T], tx: Any = None) -> T:
@@ -229,8 +182,8 @@ class Store(StatsKeeper, Protocol):
         ...
 
     async def now(self) -> Instant:
-        """Queue time, which limits, leases and due times are measured by. It never goes back (see `queue_time.py`)."""
-        ...
+        """Queue time, which limits, leases and due times are measured by. It never goes back (see `boards.py`)."""
+        return (await self.time()).now
 
     async def time(self) -> QueueTime:
         """Queue time, and the clock that schedules and times of day go by."""
@@ -242,9 +195,10 @@ class Store(StatsKeeper, Protocol):
         ...
 
     async def declare(self, policy: Policy) -> Declared:
-        """Make a queue known. The first declaration is stored; whether a later one wins is the store's rule. The
-        number of partitions, and the keys that divide it, are never changed by it: the rest applies to those stored."""
-        ...
+        """Make a queue known. The first declaration is stored; whether a later one wins is the store's rule: here it is
+        drift, and the stored one wins. The number of partitions, and the keys that divide it, are never changed by it:
+        the rest applies to those stored."""
+        return await self._declared(policy)
 
     async def apply(self, policy: Policy, note: Note | None = None, *, accept_missing_keys: bool = False) -> Declared:
         """Put a policy in force, divided as the queue is divided. Lanes, flows and gates are rebuilt from what is in
@@ -253,7 +207,26 @@ class Store(StatsKeeper, Protocol):
         Overrides stay as they are. `InvalidPolicy` where waiting jobs lack a key that it looks at, unless that is
         accepted.
         """
-        ...
+        declared = await self._declared(policy, note)
+        if declared.is_drift:
+            replacing = policies.replace(policy.queue, policy, note, accept_missing_keys=accept_missing_keys)
+            declared = await self.run(replacing)
+            await self._add_all_up(policy.queue)
+        return declared
+
+    async def _declared(self, policy: Policy, note: Note | None = None) -> Declared:
+        found = await self.policy(policy.queue)
+        # A queue that shares limits is asked about even where it is known: others may not agree with it any more.
+        if found is None or policy.shared_limits:
+            await self.run(policies.insert(policy if found is None else as_divided(found.policy, policy), note))
+        if found is None:
+            found = await self.policy(policy.queue)
+            assert found is not None
+        try:
+            is_drift = found.policy.digest != as_divided(found.policy, policy).digest
+        except InvalidPolicy:
+            is_drift = True
+        return Declared(found.policy, found.version, is_drift)
 
     async def count_ready(self, policy: Policy, gates: Sequence[bytes], tx: Any = None) -> dict[bytes, int]:
         """How many jobs are ready, by these gates of a queue's backlogs, with those that no claim has seen yet.
@@ -261,23 +234,21 @@ class Store(StatsKeeper, Protocol):
         With the caller's transaction, its own jobs are among them. It scans no backlog: bells that have piled up are
         folded, as a claim would.
         """
-        ...
-
-    async def check_waiting(self, policy: Policy) -> None:
-        """Refuse what `apply` would refuse because of the jobs that wait, as far as claims have seen them."""
-        ...
+        counts, is_partial = await self.run(records.count_ready(policy, gates), tx)
+        if is_partial:
+            await self.run(upkeep.fold(policy.queue), tx)
+            counts, _ = await self.run(records.count_ready(policy, gates), tx)
+        return counts
 
     async def policy(self, queue: str) -> Declared | None:
         """The policy in force, with what operators have changed."""
-        ...
+        return await self.run(policies.in_force(queue))
 
     async def amend(
         self, queues: Sequence[str], put: Sequence[Override], remove: Sequence[str], note: Note
     ) -> list[Amendment]:
-        """Set and remove overrides of all partitions of a queue, in one transaction with one entry of the audit, under
-        the first name; in force at every claimer's next claim. `InvalidOverride` where one has no place. One whose time
-        has come ends by itself, and whoever it held back is looked at then."""
-        ...
+        """Set and remove overrides: see `policies.amend`."""
+        return await self.run(policies.amend(queues, put, remove, note))
 
     async def enqueue(
         self, jobs: Sequence[NewJob], tx: Any = None, progress: Callable[[int], None] | None = None
@@ -363,10 +334,6 @@ class Store(StatsKeeper, Protocol):
         of these. Asked again with the same `own`, it answers the same: whether it landed need not be known."""
         ...
 
-    async def held(self, claims: Sequence[tuple[UUID, UUID]]) -> list[UUID]:
-        """Of these (job, lease) pairs, the jobs whose claim still stands: asked after a lost connection."""
-        ...
-
     async def claims_beside(self, worker: UUID, leases: Collection[UUID]) -> list[Claim]:
         """The claims of a worker that stand under other leases than these: what was handed to it and it has not heard
         of. Of each, only what a settlement needs."""
@@ -383,33 +350,19 @@ class Store(StatsKeeper, Protocol):
         ...
 
     async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
-        """Remove finished jobs past their time, or beyond the number to keep, with their history: at most `limit` jobs,
-        however they were settled."""
-        ...
+        """Remove finished jobs past their time: see `upkeep.prune`."""
+        return await self.run(upkeep.prune(retention, limit))
 
     async def collect(self, queue: str, limit: int = 1_000) -> Pruned:
-        """Remove idle lanes, flows and gates: nothing in flight or waiting, tokens full, the tag behind the cursor."""
-        ...
-
-    async def count_gates(self, queue: str, limit: int = 1_000) -> Counted:
-        """Hold the next gates of a queue, its own and those it shares, against the jobs that run. Looking changes
-        nothing, takes no lock, and is right whatever goes on meanwhile: it counts in one snapshot."""
-        ...
-
-    async def recount(self, queue: str) -> list[Miscount]:
-        """Count every gate of a queue again from the jobs that run, and wake whoever may start now. Returns those that
-        were wrong; where there are any, it is recorded."""
-        ...
+        """Remove idle lanes, flows and gates: see `upkeep.collect`."""
+        return await self.run(upkeep.collect(queue, limit))
 
     async def cancel(self, job: UUID, note: Note | None = None) -> State:
-        """Cancel a waiting job at once, ask a running one to stop. Returns the state it is in now, or `JobNotFound`."""
-        ...
+        """Cancel a waiting job at once, ask a running one to stop: see `operators.cancel`."""
+        return await self.run(operators.cancel(job, note))
 
-    async def report_progress(self, claim: Claim, fraction: float, message: str | None) -> None:
-        """Note how far a running job is; a claim that is gone reports nothing."""
-        ...
-
-    async def counts(self, queue: str) -> QueueCounts: ...
+    async def counts(self, queue: str) -> QueueCounts:
+        return await self.run(records.counts(queue))
 
     async def listen(self, worker: WorkerIdentity) -> Listener:
         """Open this worker's ear."""
@@ -422,9 +375,6 @@ class Store(StatsKeeper, Protocol):
         """
         ...
 
-    # The operator's side of a job's life. Each action is one transaction over at most `AT_ONCE` jobs, and reports on
-    # every one of them: on those that it skipped too, and why.
-
     async def replay(
         self,
         jobs: Sequence[UUID],
@@ -435,63 +385,40 @@ class Store(StatsKeeper, Protocol):
         earlier: Mapping[bytes, Holder] = NO_KEYS,
         dry_run: bool = False,
     ) -> list[Handled]:
-        """Put dead and cancelled jobs back at the end of their lanes, now or after so many microseconds.
+        """Put dead and cancelled jobs back: see `operators.replay`. With `dry_run`, only the report is made."""
+        if dry_run:
+            return await self.run(operators.foresee_replay(jobs, on_conflict, earlier))
+        return await self.run(operators.replay(jobs, delay, note, on_conflict, earlier))
 
-        Attempts are counted afresh and the history stays. A job whose unique key another job holds is skipped, or takes
-        the place of that one if it waits (`on_conflict`). Keys that `earlier` transactions of the same action took are
-        held, by jobs that are not replaced. With `dry_run`, only the report is made.
+    async def ask(self, question: Callable[[Moment], Procedure[T]]) -> T:
+        """Answer a question from one snapshot, as of one moment: whatever it asks, and however much. It may be asked
+        again from the beginning, if the database breaks off. What there is to ask are the methods of `Moment`."""
+        return await self.run(of_one_moment(question))
+
+    async def tally(self, queue: str, limit: int = 500, rest: int = 0) -> Tallied:
+        """Add up to `limit` claims of a queue to its stats, unless somebody else is at it; forget what is old.
+
+        Nothing is done if somebody was at it within the last `rest` microseconds, and no more than `limit` wait.
         """
-        ...
+        work = await self.run(stats_sums.work_of(queue, limit, rest))
+        return stats_sums.NOTHING if work is None else await self.run(stats_sums.add_up(work, limit))
 
-    async def cancel_jobs(self, jobs: Sequence[UUID], note: Note, *, waits: bool = False) -> list[Handled]:
-        """Cancel jobs that wait, ask those that run to stop. Who is busy with one of them is waited for only if it is
-        said: with several jobs, two might wait for each other."""
-        ...
+    async def conclude(self, queue: str) -> None:
+        """Fold what has happened and add it up: whoever claimed last stops, and perhaps nobody comes after it."""
+        await self.run(upkeep.fold(queue))
+        await self._add_all_up(queue)
 
-    async def purge(self, jobs: Sequence[UUID], note: Note | None = None) -> list[Handled]:
-        """Remove done, dead and cancelled jobs for good, with their history."""
-        ...
+    async def _add_all_up(self, queue: str) -> None:
+        """Add up whatever claims have told, and count keys that the policy looks at for the first time."""
+        while (await self.tally(queue, LAST_TALLIES)).more:
+            pass
 
-    async def retry_now(self, jobs: Sequence[UUID], note: Note | None = None) -> list[Handled]:
-        """Let scheduled jobs be due now, whether they wait for a backoff or for their time."""
-        ...
+    async def _add_some_up(self, queue: str) -> None:
+        """The tables of a queue were written. Perhaps no worker is there to add up, and nobody but those who claim."""
+        if (await self.tally(queue, AT_CHECKPOINT, EVER)).more:
+            await self._add_all_up(queue)
 
-    async def force(self, jobs: Sequence[UUID], note: Note) -> list[Handled]:
-        """Let waiting jobs start next, in the slots that come free, whatever their limits say. Every limit counts them,
-        and so does the turn of their flow."""
-        ...
-
-    async def traces(self, queue: str, flows: Sequence[bytes], gates: Sequence[bytes]) -> Traces:
-        """What there is of a queue to see besides its counts; each flow and gate is looked up by its id."""
-        ...
-
-    # Partitions. The state of each is its own; jobs go from one to another as facts do, by bells: they have left here,
-    # and come there.
-
-    async def divide(
-        self, policy: Policy, version: int, gates: Sequence[GateRow] = (), note: Note | None = None
-    ) -> bool:
-        """Put the policy of a partition in force, whatever number of partitions there was; with gates that come from
-        other partitions. Whether waiting jobs lack a key is asked before, of all partitions: it refuses nothing.
-
-        False, and nothing is changed, if another version is in force than the one given; 0: the queue is not known.
-        """
-        ...
-
-    async def rehome(self, queue: str, limit: int = 1_000) -> Rehomed:
-        """Move waiting jobs of a partition to where they belong: about `limit` of them, each in its place."""
-        ...
-
-    async def gates_of_strays(self, queue: str, was: int) -> list[tuple[str, GateRow]]:
-        """The gates of keys that were at home here, when there were `was` partitions, and belong to another one now;
-        each with the name of that one."""
-        ...
-
-    async def lanes(self, queue: str, *, keeps: bool = False) -> list[WaitingLane]:
-        """The lanes of jobs that wait or run, and those that scheduled jobs will join, once bells are folded as a claim
-        would: which changes nothing unless it `keeps` what it has folded."""
-        ...
-
-    async def report(self, worker: WorkerIdentity, report: WorkerReport | None) -> None:
-        """Note what a worker says of itself; `None` takes it back."""
+    async def health(self, *, brief: bool = False) -> Health:
+        """The condition of the database itself, as far as it tells; `brief`: only what comes and goes, and is cheap to
+        ask: old snapshots, connections, space."""
         ...

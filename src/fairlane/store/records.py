@@ -6,13 +6,36 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
+import msgspec
+
 from fairlane.clock import Instant
-from fairlane.job import AttemptRecord, JobRecord
+from fairlane.job import AttemptRecord, Claim, JobRecord
+from fairlane.policy.backlog import add_bells
+from fairlane.policy.policy import Policy
+from fairlane.stats.keys import DAY
 from fairlane.store.audit import LAST_ENTRY, AuditEntry, entry_of
-from fairlane.store.procedures import Each, Procedure, Work, change, is_done, look, query, snapshot, transaction, value
-from fairlane.store.rows import attempts_of, decode_given, no_such_job, record_of, uuid_of
+from fairlane.store.procedures import (
+    NOW,
+    Each,
+    Procedure,
+    Work,
+    change,
+    is_done,
+    look,
+    note,
+    on_board,
+    query,
+    snapshot,
+    transaction,
+    value,
+)
+from fairlane.store.rows import attempts_of, decode_given, decode_keys, no_such_job, record_of, uuid_of
+from fairlane.store.stats_values import WorkerReport
 
 T = TypeVar("T")
+
+UNFOLDED_AT_MOST = 200
+"""Bells of arrivals that a producer adds up by itself. More of them are folded first: perhaps nobody claims."""
 
 
 @look
@@ -53,6 +76,52 @@ def retries(ids: Sequence[UUID]) -> Procedure[dict[UUID, int]]:
 
 def _of_jobs(name: str, jobs: Sequence[UUID], decode: Callable[[Any], T]) -> Procedure[dict[UUID, T]]:
     return {uuid_of(job): decode(value) for job, value in (yield Each(name, [(job,) for job in jobs]))}
+
+
+@look
+def held(claims: Sequence[tuple[UUID, UUID]]) -> Procedure[list[UUID]]:
+    """Of these (job, lease) pairs, the jobs whose claim still stands: asked after a lost connection."""
+    return [uuid_of(job) for (job,) in (yield Each("select_held", claims, 2))]
+
+
+@note
+def report_progress(claim: Claim, fraction: float, message: str | None) -> Procedure[None]:
+    """Note how far a running job is, in words that every database takes; a claim that is gone reports nothing."""
+    yield query("update_progress", claim.id, claim.lease, fraction, message)
+
+
+@note
+def report(worker: UUID, said: WorkerReport | None) -> Procedure[None]:
+    """Note what a worker says of itself; `None` takes it back."""
+    if said is None:
+        yield query("delete_worker", worker)
+    else:
+        yield query("put_worker", (yield NOW), worker, msgspec.json.encode(said).decode(), DAY)
+
+
+class QueueCounts(msgspec.Struct, frozen=True):
+    """How many jobs of a queue are where. `ready` and `running` come from folded bells, not from a scan."""
+
+    ready: int
+    running: int
+    parked_lanes: int
+    bells: int
+    """Bells that no claim has folded yet."""
+
+
+@look
+def counts(queue: str) -> Procedure[QueueCounts]:
+    (row,) = yield query("select_counts", (yield on_board(queue, "number")))
+    return QueueCounts(*row)
+
+
+@look
+def count_ready(policy: Policy, gates: Sequence[bytes]) -> Procedure[tuple[dict[bytes, int], bool]]:
+    """Ready jobs by gate, and whether so many bells wait that they should be folded: not all of them were counted."""
+    found = yield query("count_ready", (yield on_board(policy.queue, "number")), list(gates), UNFOLDED_AT_MOST + 1)
+    counts = dict.fromkeys(gates, 0) | {gate: count for gate, count, _, _ in found if gate is not None}
+    bells = [(priority, decode_keys(keys), count) for gate, count, priority, keys in found if gate is None]
+    return add_bells(policy, counts, bells), len(bells) > UNFOLDED_AT_MOST
 
 
 @look

@@ -8,14 +8,16 @@ the middle of a step finds that the step is not its own any more.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.division import LEARNED_AFTER, Phase, in_phase, next_phase, others, phase_of, widths
 from fairlane.policy.partitions import parse_partition, partition_name
+from fairlane.policy.policy import Policy
 from fairlane.scheduler.snapshot import GateRow
+from fairlane.store import policies
 from fairlane.store.audit import Note
 from fairlane.store.protocol import Store
 from fairlane.store.rows import Declared
@@ -57,7 +59,16 @@ async def advance(store: Store, queue: str, note: Note, limit: int = MOVED_AT_ON
                 return msgspec.structs.replace(found, moved=moved)
         # If somebody else was faster, the next look says how far it has come.
         first = known[0]
-        await store.divide(next_phase(first.policy, await store.now()), first.version, gates.get(queue, ()), note)
+        await divide(store, next_phase(first.policy, await store.now()), first.version, gates.get(queue, ()), note)
+
+
+async def divide(
+    store: Store, policy: Policy, version: int, gates: Sequence[GateRow] = (), note: Note | None = None
+) -> bool:
+    """Put the policy of a partition in force: see `policies.divide`. With version 0, make it known."""
+    if version == 0:
+        return await store.run(policies.insert(policy, note))
+    return await store.run(policies.divide(policy.queue, policy, version, gates, note))
 
 
 async def _partitions(store: Store, queue: str) -> dict[int, Declared]:
@@ -79,7 +90,7 @@ async def _bring_along(
         policy, found = in_phase(first, index), known.get(index)
         if found is None or found.policy.digest != policy.digest:
             version = 0 if found is None else found.version
-            if not await store.divide(policy, version, gates.get(policy.queue, ()), note):
+            if not await divide(store, policy, version, gates.get(policy.queue, ()), note):
                 return False
         if phase_of(first) is Phase.PREPARING and index >= widths(first)[0]:
             await _take_over_overrides(store, known[0], policy.queue, note)
@@ -101,7 +112,7 @@ async def _move(store: Store, known: Mapping[int, Declared], limit: int) -> Adva
     first = known[0].policy
     assert first.partition is not None
     names = [partition_name(first.partition.of, index) for index in (0, *others(first, known))]
-    found = [await store.rehome(name, limit) for name in names]
+    found = [await store.run(policies.rehome(name, limit)) for name in names]
     settled_at = (first.partition.since or 0) + LEARNED_AFTER
     return Advanced(
         is_over=False,
@@ -119,6 +130,6 @@ async def _gates_that_move(store: Store, known: Mapping[int, Declared]) -> dict[
     coming: defaultdict[str, list[GateRow]] = defaultdict(list)
     # Keys of a change that was abandoned have spent nothing in the place that they were to go to.
     for index in () if place.is_abandoned else known:
-        for home, gate in await store.gates_of_strays(partition_name(place.of, index), place.was or 1):
+        for home, gate in await store.run(policies.gates_that_move(partition_name(place.of, index), place.was or 1)):
             coming[home].append(gate)
     return coming

@@ -45,6 +45,11 @@ def uuid_of(found: UUID | bytes) -> UUID:
     return UUID(bytes=found) if isinstance(found, bytes) else found
 
 
+def texts(value: str | Sequence[str]) -> tuple[str, ...]:
+    """A list of texts, which one store hands out as JSON."""
+    return tuple(msgspec.json.decode(value, type=list[str]) if isinstance(value, str) else value)
+
+
 def record_of(row: Sequence[Any]) -> JobRecord:
     """A row of `select_job` as people see it."""
     job, queue, task, state, priority, keys, *rest, is_cancelled, replays, has_on_dead, context = row

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from fairlane.store.migrations import load_migrations
 
-_NAME = re.compile(r"^-- name: ([a-z_]+)\s*$", re.MULTILINE)
+_NAME = re.compile(r"^-- (name|part): ([a-z_]+)(?: = (.+))?\s*$", re.MULTILINE)
 
 
 @cache
@@ -24,13 +24,27 @@ def load_functions(package: str, *names: str) -> dict[str, str]:
 
 @cache
 def load_statements(package: str, *names: str) -> dict[str, str]:
-    """The statements of one store's `.sql` files by name. `-- name: claim_jobs` starts one; comments stay with it."""
+    """The statements of one store's `.sql` files by name. `-- name: claim_jobs` starts one; comments stay with it.
+
+    What several statements have in common is a `-- part: told` before them, and stands in each as `{told}`.
+    Statements that differ in one expression share their text: `-- name: list_by_end = k.ended` gives it for `{it}`.
+    """
     statements: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for name in names:
-        text = files(package).joinpath(name).read_text(encoding="utf-8")
-        parts = _NAME.split(text)[1:]
-        for key, body in zip(parts[::2], parts[1::2], strict=True):
-            if key in statements:
+        pieces = iter(_NAME.split(files(package).joinpath(name).read_text(encoding="utf-8"))[1:])
+        waiting: list[tuple[str, str]] = []
+        for kind, key, it, text in zip(pieces, pieces, pieces, pieces, strict=True):
+            body = text.strip()
+            for part, told in parts.items():
+                body = body.replace(part, told)
+            if kind == "part":
+                parts[f"{{{key}}}"] = body
+                continue
+            if key in statements or key in dict(waiting):
                 raise ValueError(f"{package}/{name}: the statement {key!r} is defined twice")
-            statements[key] = body.strip()
+            waiting.append((key, it or ""))
+            if body:
+                statements |= {each: body.replace("{it}", value) for each, value in waiting}
+                waiting = []
     return statements

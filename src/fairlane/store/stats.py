@@ -23,9 +23,8 @@ from fairlane.policy.policy import WEIGHT, BoundLimit, Policy
 from fairlane.scheduler.board import Board, Gate
 from fairlane.scheduler.explain import OWN_LANES, Facts, Subject, siblings_of
 from fairlane.scheduler.journal import Tail, decode_tally
-from fairlane.scheduler.resident import Ask, Found, ResidentBoard, upcoming
+from fairlane.scheduler.resident import Ask, Found, upcoming
 from fairlane.scheduler.snapshot import (
-    Arrival,
     Forced,
     GateRow,
     LaneRow,
@@ -60,9 +59,19 @@ from fairlane.stats.keys import (
     jobs_held,
 )
 from fairlane.store import stats_rows
-from fairlane.store.operators import JobFilter, JobPage
-from fairlane.store.procedures import Query
-from fairlane.store.rows import Declared, decode_given, decode_key, decode_keys, decode_policy, no_such_queue
+from fairlane.store.explain import facts_about, subject_of
+from fairlane.store.operators import JobFilter, find_jobs
+from fairlane.store.policies import all_in_force
+from fairlane.store.procedures import TIME, Procedure, Question, Rows, Some, on_board, query, snapshot
+from fairlane.store.rows import (
+    Declared,
+    decode_given,
+    decode_key,
+    decode_keys,
+    no_such_queue,
+    record_of,
+    uuid_of,
+)
 from fairlane.store.stats_rows import KeyPlace, KeySums, decode_lanes, decode_sums
 from fairlane.store.stats_values import (
     COUNTED_AT_MOST,
@@ -96,38 +105,6 @@ OLDEST_AT_ONCE = 20
 """Lanes whose heads are looked up together, to find the job that has waited for the longest."""
 
 
-class Some(NamedTuple):
-    """The first rows of a statement, without those that have one of these values in front. PostgreSQL takes the
-    number and the values as its last parameters."""
-
-    name: str
-    parameters: tuple[Any, ...]
-    most: int
-    but_not: Collection[Any]
-
-
-class Rows(NamedTuple):
-    """Rows that a statement is given together: PostgreSQL takes a list for each column."""
-
-    rows: Sequence[Sequence[Any]]
-    width: int
-
-
-class Many(NamedTuple):
-    """A statement that writes many rows of a queue."""
-
-    name: str
-    queue: int
-    rows: Sequence[Sequence[Any]]
-
-
-class Tables(NamedTuple):
-    """What the tables hold of a queue's board, to be answered with `Found`."""
-
-    queue: str
-    ask: Ask
-
-
 class LaneNow(NamedTuple):
     """A lane as it is now."""
 
@@ -136,55 +113,8 @@ class LaneNow(NamedTuple):
     """What holds it back; `None`: nothing does."""
 
 
-class Peek(NamedTuple):
-    """What a claim of this queue would start from, to be answered with `Peeked`."""
-
-    queue: str
-    forced: int
-
-
-class Peeked(NamedTuple):
-    policy: Policy
-    board: ResidentBoard
-    """What the tables do not hold."""
-    arrivals: list[Arrival]
-    forced: list[Forced]
-
-
-class Records(NamedTuple):
-    """Jobs by their places, to be answered with their records."""
-
-    refs: Sequence[Any]
-
-
-class SubjectOf(NamedTuple):
-    """A job, as far as it concerns its waiting; or `JobNotFound`."""
-
-    job: UUID
-
-
-class Examine(NamedTuple):
-    """What is known of what holds a job, a key or a queue, these lanes included; to be answered with `Facts`."""
-
-    subject: Subject
-    lanes: Sequence[bytes]
-    now: Instant
-
-
-class FindJobs(NamedTuple):
-    """The newest jobs that fit, to be answered with a `JobPage`."""
-
-    filter: JobFilter
-    limit: int
-
-
-Question = Query | Some | Many | Tables | Peek | Records | SubjectOf | Examine | FindJobs
 Looking = Generator[Question, Any, T]
-"""A procedure that asks a store for what it needs."""
-
-
-def _query(name: str, *parameters: Any) -> Query:
-    return Query(name, parameters)
+"""A procedure that looks at one `Moment`."""
 
 
 class Moment:
@@ -197,29 +127,26 @@ class Moment:
         self._tails: dict[str, Tail] = {}
         self._ends: dict[str, Ends] = {}
 
-    def policies(self) -> Looking[dict[str, Declared]]:
+    def policies(self) -> Procedure[dict[str, Declared]]:
         """Every queue's policy, with what operators have changed."""
         if self._policies is None:
-            self._policies = {
-                name: Declared(decode_policy(text, _texts(overrides), _texts(shared)), version, is_drift=False)
-                for name, text, version, overrides, shared in (yield _query("select_policies"))
-            }
+            self._policies = yield from all_in_force()
         return self._policies
 
-    def policy(self, queue: str) -> Looking[Policy]:
+    def policy(self, queue: str) -> Procedure[Policy]:
         """The policy of one queue, or `UnknownQueue`."""
         declared = (yield from self.policies()).get(queue)
         if declared is None:
             raise no_such_queue(queue)
         return declared.policy
 
-    def survey(self, queues: Sequence[str]) -> Looking[list[QueueFigures]]:
+    def survey(self, queues: Sequence[str]) -> Procedure[list[QueueFigures]]:
         """These queues at a glance, in a fixed number of statements however many they are."""
         recents = yield from self._recents_of(queues)
-        found = yield _query("survey", list(recents), COUNTED_AT_MOST)
+        found = yield query("survey", list(recents), COUNTED_AT_MOST)
         stored_held = {name: stats_rows.decode_held(held) for name, *_, held, _ in found}
         held = yield from self._held_in(recents, stored_held)
-        dead: dict[str | None, int] = dict(map(tuple, (yield _query("count_newest_dead", COUNTED_AT_MOST))))
+        dead: dict[str | None, int] = dict(map(tuple, (yield query("count_newest_dead", COUNTED_AT_MOST))))
         has_all_dead = dead.pop(None, sum(dead.values())) < COUNTED_AT_MOST
         figures = []
         oldest = yield from self._oldest_in([row[0] for row in found if row[1] > 0])
@@ -251,7 +178,7 @@ class Moment:
 
     def _held_in(
         self, recents: Mapping[str, Recent], stored: Mapping[str, Mapping[str, Held]]
-    ) -> Looking[dict[str, tuple[dict[str, Held], int]]]:
+    ) -> Procedure[dict[str, tuple[dict[str, Held], int]]]:
         """By queue: by limit, whom it holds back now; and how many jobs they hold back together."""
         policies = yield from self.policies()
         before = yield from self._stored_of(recents)
@@ -281,15 +208,15 @@ class Moment:
 
     def _sums_of(
         self, queues: Sequence[str], by: By | None, *, held_only: bool = False
-    ) -> Looking[dict[str, list[KeySums]]]:
+    ) -> Procedure[dict[str, list[KeySums]]]:
         """What lists are sorted by, of every key that is stored, by queue."""
         asked = (list(queues), None if by is None else key_scope(by), held_only)
-        return {name: decode_sums(text) for name, text in (yield Query("select_key_sums", asked))} if queues else {}
+        return {name: decode_sums(text) for name, text in (yield query("select_key_sums", *asked))} if queues else {}
 
-    def minutes(self, queues: Sequence[str], since: Instant) -> Looking[dict[str, list[Minute]]]:
+    def minutes(self, queues: Sequence[str], since: Instant) -> Procedure[dict[str, list[Minute]]]:
         """What happened in each queue, minute by minute, the oldest first; minutes without anything are left out."""
         first = since // MINUTE
-        stored = _by_name((yield _query("select_minutes", list(queues), first)), stats_rows.decode_minute)
+        stored = _by_name((yield query("select_minutes", list(queues), first)), stats_rows.decode_minute)
         recents = yield from self._recents_of(queues)
         found = {name: recent.over_minutes(stored.get(name, ())) for name, recent in recents.items()}
         return {name: [each for each in found.get(name, ()) if each.minute >= first] for name in queues}
@@ -306,7 +233,7 @@ class Moment:
         held_only: bool = False,
         after: str | None = None,
         limit: int = 50,
-    ) -> Looking[KeyPage]:
+    ) -> Procedure[KeyPage]:
         """A page of the keys of one scope, in these partitions of a queue. `search` is in any of its values, whatever
         the case. `ConfigurationError` where `after` is nothing that a page has given."""
         place = None if after is None else KeyPlace.decode(after, sort, queues)
@@ -317,7 +244,7 @@ class Moment:
         changed = yield from self._changed(recents, by)
         known = {stats_rows.key_text(figures.key) for _, figures in changed}
         changed = stats_rows.matching(changed, sought)
-        some = (yield _query("find_keys", list(queues), scope, sought, stats_rows.FEW + 1)) if sought else ()
+        some = (yield query("find_keys", list(queues), scope, sought, stats_rows.FEW + 1)) if sought else ()
         listed: list[tuple[str, str, str]] = []
         if held_only or any(len(recent.arrived(by)) > MANY for recent in recents.values()):
             sums = yield from self._sums_of(list(recents), by, held_only=held_only)
@@ -331,18 +258,18 @@ class Moment:
             for queue in queues:
                 asked = (queue, scope, sought, *stats_rows.start_of(place))
                 listed += [
-                    (queue, scope, key) for (key,) in (yield Some(stats_rows.LISTS[sort], asked, limit + 1, known))
+                    (queue, scope, key) for (key,) in (yield Some(f"list_keys_by_{sort}", asked, limit + 1, known))
                 ]
         found = yield from self._over(recents, listed)
         return stats_rows.page_of([*found, *changed], sort, place, limit, held_only=held_only)
 
-    def keys_named(self, queues: Sequence[str], places: Sequence[Place]) -> Looking[list[Named]]:
+    def keys_named(self, queues: Sequence[str], places: Sequence[Place]) -> Procedure[list[Named]]:
         """The figures of single keys, wherever they are known."""
         recents = yield from self._recents_of(queues, with_lanes=True)
         asked = [(queue, key_scope(by), stats_rows.key_text(key)) for queue, (by, key) in product(recents, places)]
         return [each for each in (yield from self._over(recents, asked)) if not each[1].is_idle]
 
-    def list_held(self, queues: Sequence[str], limit: int = 20) -> Looking[list[Named]]:
+    def list_held(self, queues: Sequence[str], limit: int = 20) -> Procedure[list[Named]]:
         """Of all scopes of these queues, the keys behind whose limits and pauses most jobs wait, the most first."""
         recents = yield from self._recents_of(queues)
         changed = yield from self._changed(recents)
@@ -354,7 +281,7 @@ class Moment:
         ]
         return stats_rows.most_held([*(yield from self._over(recents, listed)), *changed], limit)
 
-    def _held_sums(self, recents: Mapping[str, Recent]) -> Looking[dict[str, list[tuple[KeySums, int]]]]:
+    def _held_sums(self, recents: Mapping[str, Recent]) -> Procedure[dict[str, list[tuple[KeySums, int]]]]:
         """By queue, the keys that are stored as held and of which no more has changed than that jobs came; each with
         how many, which are counted."""
         sums = yield from self._sums_of(list(recents), None, held_only=True)
@@ -370,7 +297,7 @@ class Moment:
                     held.setdefault(name, []).append((each, came))
         return held
 
-    def _changed(self, recents: Mapping[str, Recent], by: By | None = None) -> Looking[list[Named]]:
+    def _changed(self, recents: Mapping[str, Recent], by: By | None = None) -> Procedure[list[Named]]:
         """Keys of which the stored stats do not say everything, as they are now, in every partition; of one scope, if
         one is given. Those that are only unseen are among them where they are few."""
         places = {place: None for recent in recents.values() for place in recent.places if by in (None, place[0])}
@@ -380,9 +307,9 @@ class Moment:
         named = [(key_scope(by), stats_rows.key_text(key)) for by, key in places]
         return (yield from self._over(recents, [(name, *each) for name in recents for each in named]))
 
-    def _over(self, recents: Mapping[str, Recent], listed: Sequence[Sequence[str]]) -> Looking[list[Named]]:
+    def _over(self, recents: Mapping[str, Recent], listed: Sequence[Sequence[str]]) -> Procedure[list[Named]]:
         """Keys as they are now, each by its queue, scope and name."""
-        stored = _figures((yield _query("select_keys", Rows(listed, 3))) if listed else ())
+        stored = _figures((yield query("select_keys", Rows(listed, 3))) if listed else ())
         if listed and any(recent.lanes is None for recent in recents.values()):
             yield from self._recents_of(list(recents), with_lanes=True)
         places: dict[str, dict[Place, None]] = {}
@@ -394,7 +321,7 @@ class Moment:
             for figures in recents[name].over(stored.get(name, ()), each)
         ]
 
-    def _stored_of(self, recents: Mapping[str, Recent]) -> Looking[dict[str, list[KeyFigures]]]:
+    def _stored_of(self, recents: Mapping[str, Recent]) -> Procedure[dict[str, list[KeyFigures]]]:
         """What is stored of the keys that they concern, by queue."""
         wanted = [
             (name, key_scope(by), stats_rows.key_text(key))
@@ -403,19 +330,19 @@ class Moment:
         ]
         if wanted:
             yield from self._recents_of(list(recents), with_lanes=True)
-        stored = _figures((yield _query("select_keys", Rows(wanted, 3))) if wanted else ())
+        stored = _figures((yield query("select_keys", Rows(wanted, 3))) if wanted else ())
         return {name: stored.get(name, []) for name in recents}
 
     # What the stored stats do not say.
 
-    def _recents_of(self, queues: Sequence[str], *, with_lanes: bool = False) -> Looking[dict[str, Recent]]:
+    def _recents_of(self, queues: Sequence[str], *, with_lanes: bool = False) -> Procedure[dict[str, Recent]]:
         """What is not in the stored stats, of those of these queues that are known; with the lanes of what is unseen,
         if they are asked for."""
         policies = yield from self.policies()
         known = [name for name in queues if name in policies]
         if fresh := [name for name in known if name not in self._recents]:
-            told = _by_name((yield _query("select_told_of", fresh)), decode_tally)
-            unseen = {name: Unseen(*counts) for name, *counts in (yield _query("select_unseen", fresh))}
+            told = _by_name((yield query("select_told_of", fresh)), decode_tally)
+            unseen = {name: Unseen(*counts) for name, *counts in (yield query("select_unseen", fresh))}
             given = yield from self._given_in([name for name in unseen if policies[name].policy.brought])
             for name, resumed in (yield from self._resumed_in({n: policies[n].policy for n in fresh})).items():
                 unseen[name] = msgspec.structs.replace(unseen.get(name, Unseen()), resumed=resumed)
@@ -429,40 +356,40 @@ class Moment:
             yield from self._load_lanes(known)
         return {name: self._recents[name] for name in known}
 
-    def _given_in(self, queues: Sequence[str]) -> Looking[dict[str, list[tuple[Mapping[str, float], int]]]]:
+    def _given_in(self, queues: Sequence[str]) -> Procedure[dict[str, list[tuple[Mapping[str, float], int]]]]:
         """By queue, the numbers that unseen jobs brought along."""
         found: dict[str, list[tuple[Mapping[str, float], int]]] = {}
-        for name, text, given_by in (yield _query("select_unseen_given", queues)) if queues else ():
+        for name, text, given_by in (yield query("select_unseen_given", queues)) if queues else ():
             found.setdefault(name, []).append((decode_given(text) or {}, given_by))
         return found
 
-    def _resumed_in(self, policies: Mapping[str, Policy]) -> Looking[dict[str, dict[Key, int]]]:
+    def _resumed_in(self, policies: Mapping[str, Policy]) -> Procedure[dict[str, dict[Key, int]]]:
         """By queue and key of its sequence, how many jobs had kept their place in it until now."""
         sequences = {name: policy.sequence.limit.by for name, policy in policies.items() if policy.sequence}
         found: dict[str, dict[Key, int]] = {name: {} for name in sequences}
         for name, priority, keys, count in (
-            (yield _query("select_resumed", list(sequences), self.now)) if sequences else ()
+            (yield query("select_resumed", list(sequences), self.now)) if sequences else ()
         ):
             key = select(sequences[name], decode_keys(keys), priority)
             found[name][key] = found[name].get(key, 0) + count
         return found
 
-    def _load_lanes(self, queues: Sequence[str]) -> Looking[None]:
+    def _load_lanes(self, queues: Sequence[str]) -> Procedure[None]:
         if fresh := [name for name in queues if self._recents[name].lanes is None]:
-            found = dict(map(tuple, (yield _query("select_unseen_lanes", fresh))))
+            found = dict(map(tuple, (yield query("select_unseen_lanes", fresh))))
             for name in fresh:
                 self._recents[name].lanes = decode_lanes(found[name]) if name in found else []
 
-    def _ends_of(self, queues: Sequence[str]) -> Looking[dict[str, Ends]]:
+    def _ends_of(self, queues: Sequence[str]) -> Procedure[dict[str, Ends]]:
         """Claims that have ended and that no claim has seen."""
         if fresh := [name for name in queues if name not in self._ends]:
             self._ends |= yield from self._select_ends(fresh)
         return {name: self._ends[name] for name in queues}
 
-    def _select_ends(self, queues: Sequence[str]) -> Looking[dict[str, Ends]]:
+    def _select_ends(self, queues: Sequence[str]) -> Procedure[dict[str, Ends]]:
         releases: dict[str, list[Release]] = {}
         since: dict[str, Instant] = {}
-        for name, applied_at, lane, *counts in (yield _query("select_pending_releases", list(queues))):
+        for name, applied_at, lane, *counts in (yield query("select_pending_releases", list(queues))):
             since[name] = applied_at
             lane = lane if isinstance(lane, bytes) else bytes.fromhex(lane)
             releases.setdefault(name, []).append(Release(lane, *counts))
@@ -473,7 +400,7 @@ class Moment:
         others = [each for each in asked if each[1] not in tails[each[0]].lanes]
         lanes: dict[bytes, LaneKeys] = {
             lane: (decode_keys(keys), priority)
-            for lane, priority, keys in (yield _query("select_keys_of_lanes", *_in_step(others)))
+            for lane, priority, keys in (yield query("select_keys_of_lanes", *_in_step(others)))
         }
         changed = [row for name, lane in asked if (row := tails[name].lanes.get(lane)) is not None]
         lanes |= {row.id: (row.keys, row.priority) for row in changed}
@@ -483,7 +410,7 @@ class Moment:
             for each in (releases.get(name, []),)
         }
 
-    def _hold(self, policies: Mapping[str, Policy]) -> Looking[None]:
+    def _hold(self, policies: Mapping[str, Policy]) -> Procedure[None]:
         """Find out whom limits hold back now, where the last claim has left it otherwise: see `held_now`."""
         ended = {name: policy.overrides.expired(self.now) for name, policy in policies.items()}
         policies = {name: policy.without(ended[name]) for name, policy in policies.items()}
@@ -533,7 +460,7 @@ class Moment:
             board = board_now(policy, self.now, rows[name].values(), wanted, shared, ends, came[name])
             recent.hold(held_now(board, named[name]))
 
-    def _came_to(self, wanted: Mapping[str, Iterable[Wanted]]) -> Looking[dict[str, dict[bytes, Came]]]:
+    def _came_to(self, wanted: Mapping[str, Iterable[Wanted]]) -> Procedure[dict[str, dict[bytes, Came]]]:
         """By queue and gate, what unseen arrivals tell these. The unseen lanes are looked up only where one of these
         hears of them."""
         told = {n: [each for each in several if self._recents[n].tells(each[0])] for n, several in wanted.items()}
@@ -551,7 +478,7 @@ class Moment:
         is_brought = bool(self._recents[policy.queue].given)
         return {bound.name: bound for bound in policy.keyed_limits if is_brought and bound.from_job is not None}
 
-    def _shared_in_use(self, policies: Mapping[str, Policy]) -> Looking[dict[str, list[Wanted]]]:
+    def _shared_in_use(self, policies: Mapping[str, Policy]) -> Procedure[dict[str, list[Wanted]]]:
         """By queue, the gates of keys that are behind shared ones in use."""
         bounds = {
             name: {bound.name: bound for bound in policy.keyed_limits if bound.is_shared}
@@ -562,17 +489,17 @@ class Moment:
             return {}
         names = sorted({bound.limit.name or "" for each in bounds.values() for bound in each.values()})
         found = [
-            (limit, tuple(decode_key(key))) for limit, key in (yield _query("select_shared_in_use", names, self.now))
+            (limit, tuple(decode_key(key))) for limit, key in (yield query("select_shared_in_use", names, self.now))
         ]
         return {
             name: [(each[limit], key) for limit, key in found if limit in each and key] for name, each in bounds.items()
         }
 
-    def _rung(self, policies: Mapping[str, Policy]) -> Looking[dict[str, dict[bytes, Wanted]]]:
+    def _rung(self, policies: Mapping[str, Policy]) -> Procedure[dict[str, dict[bytes, Wanted]]]:
         """By queue and id, gates that other queues have left room at since somebody began to wait there."""
         sharing = [name for name, policy in policies.items() if policy.keyed_shared_limits]
         rung: dict[str, list[bytes]] = {}
-        for name, gate in (yield _query("select_rung", sharing)) if sharing else ():
+        for name, gate in (yield query("select_rung", sharing)) if sharing else ():
             rung.setdefault(name, []).append(gate)
         owners = {gate: name for name, gates in rung.items() for gate in gates}
         found: dict[str, dict[bytes, Wanted]] = {}
@@ -581,7 +508,7 @@ class Moment:
                 found.setdefault(owners[row.id], {})[row.id] = (bound, tuple(row.key))
         return found
 
-    def _stored_in_doubt(self, policies: Mapping[str, Policy]) -> Looking[Sequence[Any]]:
+    def _stored_in_doubt(self, policies: Mapping[str, Policy]) -> Procedure[Sequence[Any]]:
         """Gates of the tables that `is_in_doubt`, or whose numbers unseen jobs may have brought. Of those that are in
         use, and at which nobody is known to wait, only those of keys of which jobs are waiting: others hold nobody
         back. What queues share is in use elsewhere: see `_shared_in_use`."""
@@ -598,19 +525,19 @@ class Moment:
             named = [key for recent in recents for _, key in recent.places]
             named += [key for recent in recents for by in scopes for key in recent.arrived(by)]
             keys = sorted(set(map(stats_rows.key_text, named)))
-        found: Sequence[Any] = yield _query("select_gates_in_doubt", Rows(asked, 4), self.now, keys)
+        found: Sequence[Any] = yield query("select_gates_in_doubt", Rows(asked, 4), self.now, keys)
         return found
 
-    def tails(self, queues: Collection[str]) -> Looking[dict[str, Tail]]:
+    def tails(self, queues: Collection[str]) -> Procedure[dict[str, Tail]]:
         """What the tables of these queues may not hold."""
         if fresh := [name for name in queues if name not in self._tails]:
-            deltas = _by_name((yield _query("select_tails", fresh)), lambda delta: delta)
+            deltas = _by_name((yield query("select_tails", fresh)), lambda delta: delta)
             self._tails |= {name: Tail(deltas.get(name, ())) for name in fresh}
         return {name: self._tails[name] for name in queues}
 
     # The board.
 
-    def _oldest_in(self, queues: Sequence[str]) -> Looking[dict[str, Instant]]:
+    def _oldest_in(self, queues: Sequence[str]) -> Procedure[dict[str, Instant]]:
         """Since when the oldest job of each queue waits, of those that claims have seen: exact, unless the heads of a
         thousand lanes were cancelled."""
         policies, tails = (yield from self.policies()), (yield from self.tails(queues))
@@ -624,7 +551,7 @@ class Moment:
             ]
             for name, tail in tails.items()
         }
-        for name, lane, floor, since in (yield _query("select_oldest_lanes", Rows(list(steps.items()), 2), most)):
+        for name, lane, floor, since in (yield query("select_oldest_lanes", Rows(list(steps.items()), 2), most)):
             if lane not in tails[name].lanes:
                 lanes[name].append((since, lane, floor))
         lanes = {name: sorted(each) for name, each in lanes.items()}
@@ -632,21 +559,21 @@ class Moment:
         # A rank is a lower bound: once a head is older than all that are left can be, it is the oldest.
         while lanes := {n: each for n, each in lanes.items() if each and (n not in oldest or each[0][0] < oldest[n])}:
             asked = [(lane, floor, 1) for each in lanes.values() for _, lane, floor in each[:OLDEST_AT_ONCE]]
-            found: Found = yield Tables("", Ask(heads=tuple(asked)))
+            found: Found = yield on_board("", "ask", Ask(heads=tuple(asked)))
             for name, each in lanes.items():
                 times = [head.ready_at for _, lane, _ in each[:OLDEST_AT_ONCE] for head in found.heads.get(lane, ())]
                 oldest |= {name: min(*times, oldest.get(name, times[0]))} if times else {}
             lanes = {name: each[OLDEST_AT_ONCE:] for name, each in lanes.items()}
         return oldest
 
-    def lanes_left(self, queue: str, flow: bytes, limit: int) -> Looking[list[LaneRow]]:
+    def lanes_left(self, queue: str, flow: bytes, limit: int) -> Procedure[list[LaneRow]]:
         """The lanes of a flow as the last claim has left them, those that jobs wait in first."""
         tail = (yield from self.tails([queue]))[queue]
         found = yield Some("select_all_lanes_of_flow", (flow,), LANES_AT_MOST, tail.lanes)
         changed = [lane for lane in tail.lanes.values() if lane is not None and lane.flow == flow]
         return sorted([*map(_lane, found), *changed], key=lambda lane: (-lane.ready, lane.rank))[:limit]
 
-    def lanes_of(self, policy: Policy, keys: Mapping[str, str | None], limit: int = 50) -> Looking[list[LaneNow]]:
+    def lanes_of(self, policy: Policy, keys: Mapping[str, str | None], limit: int = 50) -> Procedure[list[LaneNow]]:
         """The lanes of a flow as they are now, those that jobs wait in first, each with the gate that holds it back."""
         queue = policy.queue
         recent = (yield from self._recents_of([queue], with_lanes=True))[queue]
@@ -660,13 +587,13 @@ class Moment:
         board = (yield from self.boards({queue: policy}, {queue: gates.values()}))[queue]
         return [LaneNow(lane, first_shut(board, lane.priority, lane.keys)) for lane in lanes]
 
-    def lanes_in(self, flows: Mapping[str, Iterable[Key]]) -> Looking[dict[tuple[str, Key], list[LaneTally] | None]]:
+    def lanes_in(self, flows: Mapping[str, Iterable[Key]]) -> Procedure[dict[tuple[str, Key], list[LaneTally] | None]]:
         """The jobs that wait in these flows now, by lane, each flow by its queue and key; `None`: in many lanes."""
         policies, tails = (yield from self.policies()), (yield from self.tails(list(flows)))
         recents = yield from self._recents_of(list(flows), with_lanes=True)
         places = {policies[name].policy.flow_of_key(key): (name, key) for name, keys in flows.items() for key in keys}
         found: dict[tuple[str, Key], list[LaneTally]] = {place: [] for place in places.values()}
-        stored = yield _query(
+        stored = yield query(
             "select_lanes_of_flows", [name for name, _ in places.values()], list(places), LANES_EACH + 1
         )
         many = {places[flow] for flow, count in Counter(row[1] for row in stored).items() if count > LANES_EACH}
@@ -684,31 +611,31 @@ class Moment:
 
     def examine(
         self, queue: str | None = None, job: UUID | None = None, keys: Mapping[str, str | None] | None = None
-    ) -> Looking[Facts]:
+    ) -> Procedure[Facts]:
         """What holds a job back, or all jobs of a queue, or all of some keys in it."""
-        subject: Subject = Subject(queue or "", dict(keys or {})) if job is None else (yield SubjectOf(job))
+        subject: Subject = Subject(queue or "", dict(keys or {})) if job is None else (yield from subject_of(job))
         policy = yield from self.policy(subject.queue)
         lanes = [] if subject.lane is None else [subject.lane]
         if (flow := siblings_of(policy, subject)) is not None:
             lanes += [lane.id for lane in (yield from self.lanes_left(subject.queue, flow, OWN_LANES))]
-        facts: Facts = yield Examine(subject, lanes, self.now)
+        facts = yield from facts_about(subject, lanes)
         service = service_of((yield from self.workers()), [subject.queue], self.now)
         return msgspec.structs.replace(facts, service=service)
 
-    def find_jobs(self, wanted: JobFilter, limit: int) -> Looking[list[JobRecord]]:
+    def find_jobs(self, wanted: JobFilter, limit: int) -> Procedure[list[JobRecord]]:
         """The newest jobs that fit."""
-        page: JobPage = yield FindJobs(wanted, limit)
+        page = yield from find_jobs(wanted, None, limit)
         return page.jobs
 
-    def scheduled_by_lane(self, queues: Sequence[str]) -> Looking[LanesCounted]:
+    def scheduled_by_lane(self, queues: Sequence[str]) -> Procedure[LanesCounted]:
         """The scheduled jobs that are due first, up to `COUNTED_AT_MOST`, by lane."""
-        found = yield _query("select_scheduled_by_lane", list(queues), COUNTED_AT_MOST)
+        found = yield query("select_scheduled_by_lane", list(queues), COUNTED_AT_MOST)
         lanes = [LaneTally(decode_keys(keys), priority, count) for priority, keys, count in found]
         return LanesCounted(lanes, sum(lane.arrived for lane in lanes) < COUNTED_AT_MOST)
 
     def boards(
         self, policies: Mapping[str, Policy], wanted: Mapping[str, Iterable[Wanted]]
-    ) -> Looking[dict[str, Board]]:
+    ) -> Procedure[dict[str, Board]]:
         """By queue, its board as it is now, as far as these gates are concerned."""
         asked = {name: list(each) for name, each in wanted.items()}
         if not any(asked.values()):
@@ -727,30 +654,30 @@ class Moment:
             boards[name] = board_now(policy, self.now, left, several, shared, of, came.get(name, {}))
         return boards
 
-    def _shared_behind(self, wanted: Iterable[Wanted]) -> Looking[tuple[list[SharedGateRow], list[SharedRelease]]]:
+    def _shared_behind(self, wanted: Iterable[Wanted]) -> Procedure[tuple[list[SharedGateRow], list[SharedRelease]]]:
         """The gates that queues share behind these, and what has ended there that no claim has folded."""
         shared = [each for each in wanted if each[0].is_shared]
         if not shared:
             return [], []
-        known: Found = yield Tables("", Ask(shared=tuple(shared_gates_of(shared))))
-        freed = yield _query("select_shared_ends", sorted({bound.limit.name or "" for bound, _ in shared}))
+        known: Found = yield on_board("", "ask", Ask(shared=tuple(shared_gates_of(shared))))
+        freed = yield query("select_shared_ends", sorted({bound.limit.name or "" for bound, _ in shared}))
         return known.shared, [SharedRelease(*row) for row in freed]
 
-    def _gates_left(self, gates: Mapping[str, Sequence[bytes]]) -> Looking[list[GateRow]]:
+    def _gates_left(self, gates: Mapping[str, Sequence[bytes]]) -> Procedure[list[GateRow]]:
         """The same as the last claims have left them."""
         tails = yield from self.tails(gates)
         wanted = [(name, gate) for name, named in gates.items() for gate in named]
         others = [each for each in wanted if each[1] not in tails[each[0]].gates]
-        stored = (yield _query("select_gates_named", *_in_step(others))) if others else ()
+        stored = (yield query("select_gates_named", *_in_step(others))) if others else ()
         changed = [row for name, gate in wanted if (row := tails[name].gates.get(gate)) is not None]
         return [*map(_gate, stored), *changed]
 
-    def weights_named(self, flows: Mapping[str, Sequence[bytes]]) -> Looking[dict[bytes, FlowWeight]]:
+    def weights_named(self, flows: Mapping[str, Sequence[bytes]]) -> Procedure[dict[bytes, FlowWeight]]:
         """The weights of flows by their ids, where they are known."""
         tails = yield from self.tails(flows)
         wanted = [(name, flow) for name, named in flows.items() for flow in named]
         others = [each for each in wanted if each[1] not in tails[each[0]].flows]
-        stored = (yield _query("select_weights_named", *_in_step(others))) if others else ()
+        stored = (yield query("select_weights_named", *_in_step(others))) if others else ()
         changed = [row for name, flow in wanted if (row := tails[name].flows.get(flow)) is not None]
         numbers = [*stored, *((row.id, row.weight, row.given_by) for row in changed)]
         weights: dict[bytes, tuple[float, int]] = {flow: (weight, given_by) for flow, weight, given_by in numbers}
@@ -758,7 +685,7 @@ class Moment:
             weights[flow] = max(brought, weights.get(flow, brought), key=lambda each: each[1])
         return {flow: FlowWeight(weight, given_by > 0) for flow, (weight, given_by) in weights.items()}
 
-    def _weights_brought(self, queues: Collection[str]) -> Looking[dict[bytes, tuple[float, int]]]:
+    def _weights_brought(self, queues: Collection[str]) -> Procedure[dict[bytes, tuple[float, int]]]:
         """By flow, the weights that unseen jobs have brought."""
         policies = yield from self.policies()
         weighed = {n: p for n in queues if n in policies and WEIGHT in (p := policies[n].policy).brought and p.fair}
@@ -771,30 +698,39 @@ class Moment:
             for key, brought in recent.brought(WEIGHT, weighed[name].fair_by).items()
         }
 
-    def next_jobs(self, queue: str, keys: Mapping[str, str | None], limit: int = 20) -> Looking[list[JobRecord]]:
+    def next_jobs(self, queue: str, keys: Mapping[str, str | None], limit: int = 20) -> Procedure[list[JobRecord]]:
         """Ready jobs of one flow of a queue (or, without `Fair`, of the whole) in the order in which it would start
         them if nothing held it back: its lanes by the rank of their heads, each from its floor on."""
-        peeked: Peeked = yield Peek(queue, limit)
-        policy, board = peeked.policy, peeked.board
+        loaded = yield on_board(queue, "load", 0)
+        policy, board = loaded.policy, loaded.board
         flow = policy.flow_of(int(keys.get("priority") or 0), keys)
-        arrivals = [bell for bell in peeked.arrivals if policy.flow_of(bell.priority, bell.keys) == flow]
-        named = {bell.lane for bell in arrivals} | {each.lane for each in peeked.forced}
+        arrivals = [bell for bell in loaded.arrivals if policy.flow_of(bell.priority, bell.keys) == flow]
+        all_forced: list[Forced] = yield on_board(queue, "forced", limit)
+        named = {bell.lane for bell in arrivals} | {each.lane for each in all_forced}
         known = yield from _asked(queue, board.find(flows=[flow], lanes=sorted(named)))
         lanes = [lane.row() for lane in board.lanes.values() if lane.flow.id == flow]
         its_own = {lane.id for lane in lanes} | {bell.lane for bell in arrivals}
-        forced = [each for each in peeked.forced if each.lane in its_own]
+        forced = [each for each in all_forced if each.lane in its_own]
         found = known.flows[0] if known.flows else None
         heads = yield from _asked(queue, upcoming(policy, self.now, found, lanes, arrivals, forced, limit))
-        records: list[JobRecord] = yield Records([head.ref for head in heads])
-        return records
+        return [record_of(row) for row in (yield query("select_jobs_at", [head.ref for head in heads]))]
 
-    def workers(self) -> Looking[list[WorkerSeen]]:
+    def workers(self) -> Procedure[list[WorkerSeen]]:
         """What workers have said of themselves within a day, the newest first."""
-        found = yield _query("select_workers", self.now - DAY)
-        return [stats_rows.worker_seen(_uuid(worker), seen_at, text) for worker, seen_at, text in found]
+        found = yield query("select_workers", self.now - DAY)
+        return [
+            WorkerSeen(uuid_of(worker).hex, seen_at, stats_rows.decode_report(text)) for worker, seen_at, text in found
+        ]
 
 
-def _asked(queue: str, asking: Generator[Ask, Found, S]) -> Looking[S]:
+@snapshot
+def of_one_moment(question: Callable[[Moment], Procedure[T]]) -> Procedure[T]:
+    """Answer a question from one snapshot, as of one moment: whatever it asks, and however much."""
+    now = (yield TIME).now
+    return (yield from question(Moment(now)))
+
+
+def _asked(queue: str, asking: Generator[Ask, Found, S]) -> Procedure[S]:
     """Let whoever asks the tables come to its result. Lanes of a flow are those that are parked as well."""
     try:
         ask = next(asking)
@@ -802,7 +738,7 @@ def _asked(queue: str, asking: Generator[Ask, Found, S]) -> Looking[S]:
             lanes: list[LaneRow] = []
             for flow, count in ask.ready:
                 lanes += map(_lane, (yield Some("select_lanes_of_flow", (flow,), count, ask.but_not[1])))
-            found: Found = yield Tables(queue, msgspec.structs.replace(ask, ready=[], but_not=([], [], [])))
+            found: Found = yield on_board(queue, "ask", msgspec.structs.replace(ask, ready=[], but_not=([], [], [])))
             ask = asking.send(msgspec.structs.replace(found, lanes=[*found.lanes, *lanes]))
     except StopIteration as stop:
         result: S = stop.value
@@ -834,12 +770,3 @@ def _gate(row: Sequence[Any]) -> GateRow:
 
 def _in_step(wanted: Sequence[tuple[str, bytes]]) -> tuple[list[str], list[bytes]]:
     return [queue for queue, _ in wanted], [each for _, each in wanted]
-
-
-def _texts(value: str | Sequence[str]) -> tuple[str, ...]:
-    """A list of texts, which one store hands out as JSON."""
-    return tuple(msgspec.json.decode(value, type=list[str]) if isinstance(value, str) else value)
-
-
-def _uuid(value: UUID | bytes) -> UUID:
-    return UUID(bytes=value) if isinstance(value, bytes) else value

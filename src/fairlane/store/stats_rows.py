@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from heapq import nsmallest
 from typing import Any
-from uuid import UUID
 
 import msgspec
 
@@ -17,7 +16,7 @@ from fairlane.policy.keys import KEYS_REMEMBERED, By
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.snapshot import UnseenLane
 from fairlane.stats.keys import HOUR, HOURS, Held, KeyFigures, Minute, Place, Span
-from fairlane.store.stats_values import KeyPage, KeySort, WorkerReport, WorkerSeen, key_scope
+from fairlane.store.stats_values import KeyPage, KeySort, WorkerReport, key_scope
 
 Row = Sequence[Any]
 
@@ -27,10 +26,10 @@ _encode_minutes = msgspec.msgpack.Encoder().encode
 _read_minutes = msgspec.msgpack.Decoder(tuple[Span, ...]).decode
 _read_held_by = msgspec.json.Decoder(tuple[str, ...]).decode
 _read_key = msgspec.json.Decoder(tuple[str | None, ...]).decode
-_read_held = msgspec.json.Decoder(dict[str, Held]).decode
-_read_minute = msgspec.json.Decoder(Minute).decode
+decode_held = msgspec.json.Decoder(dict[str, Held]).decode
+decode_minute = msgspec.json.Decoder(Minute).decode
 
-_read_report = msgspec.json.Decoder(WorkerReport).decode
+decode_report = msgspec.json.Decoder(WorkerReport).decode
 
 LONGEST_KEY = 2_000
 """Bytes of a key that can be listed, since an index does not take much more. Longer ones are in no list."""
@@ -141,10 +140,6 @@ class Kept(msgspec.Struct, frozen=True):
         return [by for by in self.scopes if by not in before.scopes]
 
 
-def decode_held(text: str) -> dict[str, Held]:
-    return _read_held(text)
-
-
 def add_held(held: Mapping[str, Held], changes: Mapping[str, Held]) -> dict[str, Held]:
     """How many keys and jobs each limit holds back, once these have changed."""
     after = dict(held)
@@ -156,23 +151,6 @@ def add_held(held: Mapping[str, Held], changes: Mapping[str, Held]) -> dict[str,
 
 def decode_hours(text: str | None) -> tuple[Span, ...]:
     return () if text is None else _read_hours(text)
-
-
-def decode_minute(text: str) -> Minute:
-    return _read_minute(text)
-
-
-def worker_seen(worker: UUID, seen_at: Instant, report: str) -> WorkerSeen:
-    return WorkerSeen(worker.hex, seen_at, _read_report(report))
-
-
-LISTS = {
-    KeySort.WAITING: "list_keys_by_waiting",
-    KeySort.RUNNING: "list_keys_by_running",
-    KeySort.ENDED: "list_keys_by_ended",
-    KeySort.STARTED: "list_keys_by_start",
-    KeySort.NAME: "list_keys_by_name",
-}
 
 
 def start_of(place: KeyPlace | None) -> tuple[int, str, str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,11 +25,20 @@ from fairlane.stats.keys import (
     place_of_gate,
     still_held,
 )
-from fairlane.store import stats_rows
-from fairlane.store.health import Health, Standstill
-from fairlane.store.procedures import Query
+from fairlane.store import procedures, stats_rows
+from fairlane.store.procedures import (
+    TIME,
+    Many,
+    Procedure,
+    Rows,
+    Terms,
+    query,
+    run_by,
+    snapshot,
+    value,
+)
 from fairlane.store.rows import decode_key, decode_keys
-from fairlane.store.stats import Looking, Many, Moment, Rows
+from fairlane.store.stats import Moment
 from fairlane.store.stats_rows import LONGEST_KEY, Kept
 from fairlane.store.stats_values import Tallied, key_scope
 
@@ -55,20 +64,26 @@ class Work(NamedTuple):
     """Its policy has other scopes or limits than the stats were kept by: lanes and claims must be of one moment."""
 
 
-def work_of(moment: Moment, queue: str, limit: int, rest: int) -> Looking[Work | None]:
+@snapshot
+def work_of(queue: str, limit: int, rest: int) -> Procedure[Work | None]:
     """Whether there is anything to do that nobody was at within `rest` microseconds, or that more than `limit` wait
     for."""
+    moment = Moment((yield TIME).now)
     policy = yield from moment.policy(queue)
-    ((id_, kept, passed_at, has_old, claims),) = yield Query("look_before_tallying", (queue, moment.now, limit + 1))
+    ((id_, kept, passed_at, has_old, claims),) = yield query("look_before_tallying", queue, moment.now, limit + 1)
     work = Work(queue, id_, Kept.decode(kept) != Kept.by(policy))
     if not (claims or has_old or work.counts_anew) or (0 <= moment.now - passed_at < rest and claims <= limit):
         return None
     return work
 
 
-def add_up(moment: Moment, work: Work, limit: int) -> Looking[Tallied]:
-    """Add up to `limit` tallies, and forget what is old."""
-    found = yield Query("select_queue_figures", (work.id,))
+def _add_up(work: Work, limit: int) -> Procedure[Tallied]:
+    """Add up to `limit` tallies, and forget what is old; unless somebody else is at it."""
+    most: int = yield from value("take_turn_at_tallying", work.id)
+    if not most:
+        return NOTHING
+    moment, limit = Moment((yield TIME).now), min(limit, most)
+    found = yield query("select_queue_figures", work.id)
     policy = yield from moment.policy(work.queue)
     adding = _AddingUp(policy, moment.now, FiguresRow(*found[0]) if found else FiguresRow(), limit)
     if adding.is_kept_otherwise and not work.counts_anew:
@@ -79,18 +94,27 @@ def add_up(moment: Moment, work: Work, limit: int) -> Looking[Tallied]:
             more = yield from _fold(adding, work)
         adding.count_one_scope()
         yield from _count_anew(adding, moment, work)
-    refreshed = yield Query("select_keys_to_refresh", (work.id, moment.now, STRETCH))
+    refreshed = yield query("select_keys_to_refresh", work.id, moment.now, STRETCH)
     yield from _put(work.id, adding.refreshed(refreshed))
-    yield Query("delete_old_minutes", (work.id, adding.minutes_from))
-    yield Query("put_queue_figures", (work.id, *adding.row(), moment.now))
+    yield query("delete_old_minutes", work.id, adding.minutes_from)
+    yield query("put_queue_figures", work.id, *adding.row(), moment.now)
     return adding.did(more=more or len(refreshed) >= STRETCH)
 
 
-def _fold(adding: _AddingUp, work: Work) -> Looking[bool]:
+_add_up_some = run_by(Terms(writes=True, is_together=True, is_durable=False), _add_up)
+_add_up_anew = run_by(Terms(writes=True, is_together=True, is_durable=False, is_of_one_moment=True), _add_up)
+
+
+def add_up(work: Work, limit: int) -> procedures.Work[Tallied]:
+    """Add up to `limit` tallies in one transaction, and forget what is old; unless somebody else is at it."""
+    return (_add_up_anew if work.counts_anew else _add_up_some)(work, limit)
+
+
+def _fold(adding: _AddingUp, work: Work) -> Procedure[bool]:
     """Add some tallies; say whether there are more."""
     more = True
     while more and (room := adding.room):
-        found = yield Query("select_told", (work.id, adding.tallied, room))
+        found = yield query("select_told", work.id, adding.tallied, room)
         more = len(found) == room
         for number, entries in found:
             if not adding.room:
@@ -101,40 +125,40 @@ def _fold(adding: _AddingUp, work: Work) -> Looking[bool]:
         return False
     for places in adding.places:
         asked = [(work.queue, key_scope(by), stats_rows.key_text(key)) for by, key in places]
-        known = yield Query("select_keys", (Rows(asked, 3),))
+        known = yield query("select_keys", Rows(asked, 3))
         yield from _put(work.id, adding.changed(places, (row[1:] for row in known)))
-    minutes = yield Query("select_minutes_at", (work.id, adding.minutes))
-    yield Query("put_minutes", (work.id, Rows(adding.changed_minutes(text for (text,) in minutes), 2)))
-    yield Query("delete_told", (work.id, adding.tallied))
+    minutes = yield query("select_minutes_at", work.id, adding.minutes)
+    yield query("put_minutes", work.id, Rows(adding.changed_minutes(text for (text,) in minutes), 2))
+    yield query("delete_told", work.id, adding.tallied)
     adding.written()
     return more
 
 
-def _put(queue: int, changed: _Changed) -> Looking[None]:
+def _put(queue: int, changed: _Changed) -> Procedure[None]:
     if changed.put:
         yield Many("put_keys", queue, changed.put)
     if changed.gone:
-        yield Query("delete_keys", (queue, Rows(changed.gone, 2)))
+        yield query("delete_keys", queue, Rows(changed.gone, 2))
 
 
-def _count_anew(adding: _AddingUp, moment: Moment, work: Work) -> Looking[None]:
+def _count_anew(adding: _AddingUp, moment: Moment, work: Work) -> Procedure[None]:
     """Every tally that this transaction sees is in: what lanes say, and what their claims have told, agree."""
-    yield Query("forget_scopes", (work.id, adding.scopes))
+    yield query("forget_scopes", work.id, adding.scopes)
     if adding.new_scopes:
         yield from _count(adding, (yield from moment.tails([work.queue]))[work.queue], work.id)
     adding.count_held_anew()
     scope = key = ""
-    while held := (yield Query("select_held_keys", (work.id, scope, key, STRETCH))):
+    while held := (yield query("select_held_keys", work.id, scope, key, STRETCH)):
         yield from _put(work.id, adding.still_held(held))
         scope, key, *_ = held[-1]
 
 
-def _count(adding: _AddingUp, tail: Tail, queue: int) -> Looking[None]:
+def _count(adding: _AddingUp, tail: Tail, queue: int) -> Procedure[None]:
     counting = _Counting(adding.policy, adding.kept.new_scopes(adding.before))
     counting.add(lane for lane in tail.lanes.values() if lane)
     counting.add_gates((gate.limit, gate.key) for gate in tail.gates.values() if gate and gate.waiting > 0)
     after = b""
-    while lanes := (yield Query("walk_lanes_in_use", (queue, after, LANES_AT_ONCE))):
+    while lanes := (yield query("walk_lanes_in_use", queue, after, LANES_AT_ONCE)):
         counting.add(
             LaneRow(lane, b"", priority, decode_keys(keys), ready, in_flight, 0, 0, 0, None, 0.0)
             for lane, priority, keys, ready, in_flight in lanes
@@ -142,12 +166,12 @@ def _count(adding: _AddingUp, tail: Tail, queue: int) -> Looking[None]:
         )
         after = lanes[-1][0]
     after = b""
-    while gates := (yield Query("walk_gates_in_use", (queue, after, LANES_AT_ONCE))):
+    while gates := (yield query("walk_gates_in_use", queue, after, LANES_AT_ONCE)):
         counting.add_gates((limit, decode_key(key)) for gate, limit, key in gates if gate not in tail.gates)
         after = gates[-1][0]
     for scope in adding.new_scopes:
         key = ""
-        while known := (yield Query("walk_keys", (queue, scope, key, STRETCH))):
+        while known := (yield query("walk_keys", queue, scope, key, STRETCH)):
             yield from _put(queue, counting.corrected(known))
             key = known[-1][1]
     for changed in counting.unknown:
@@ -344,62 +368,3 @@ class _Counting:
                 self._counted_anew(KeyFigures(by=place[0], key=place[1])) for place in stretch if _is_listed(place)
             ]
             yield _Changed([stats_rows.parameters(each) for each in counted], [])
-
-
-T = TypeVar("T")
-
-LAST_TALLIES = 5_000
-"""Claims that are added up together when a worker stops."""
-EVER = 1 << 62
-AT_CHECKPOINT = 1_000
-"""Claims that may wait for a worker to add them up, before whoever claims does it. Workers do so every few seconds."""
-
-
-class StatsKeeper(Protocol):
-    """A store, as far as stats are concerned. What there is to ask are the methods of `Moment`."""
-
-    async def ask(self, question: Callable[[Moment], Looking[T]]) -> T:
-        """Answer a question from one snapshot, as of one moment: whatever it asks, and however much. It may be asked
-        again from the beginning, if the database breaks off."""
-        ...
-
-    async def add_up(self, work: Work, limit: int) -> Tallied:
-        """Add up to `limit` claims in one transaction, unless somebody else is at it."""
-        ...
-
-    async def fold(self, queue: str) -> None:
-        """Fold what has happened in a queue, and write its tables."""
-        ...
-
-    async def tally(self, queue: str, limit: int = 500, rest: int = 0) -> Tallied:
-        """Add up to `limit` claims of a queue to its stats, unless somebody else is at it; forget what is old.
-
-        Nothing is done if somebody was at it within the last `rest` microseconds, and no more than `limit` wait.
-        """
-        work = await self.ask(lambda moment: work_of(moment, queue, limit, rest))
-        return NOTHING if work is None else await self.add_up(work, limit)
-
-    async def conclude(self, queue: str) -> None:
-        """Fold what has happened and add it up: whoever claimed last stops, and perhaps nobody comes after it."""
-        await self.fold(queue)
-        await self._add_all_up(queue)
-
-    async def _add_all_up(self, queue: str) -> None:
-        """Add up whatever claims have told, and count keys that the policy looks at for the first time."""
-        while (await self.tally(queue, LAST_TALLIES)).more:
-            pass
-
-    async def _add_some_up(self, queue: str) -> None:
-        """The tables of a queue were written. Perhaps no worker is there to add up, and nobody but those who claim."""
-        if (await self.tally(queue, AT_CHECKPOINT, EVER)).more:
-            await self._add_all_up(queue)
-
-    async def health(self, *, brief: bool = False) -> Health:
-        """The condition of the database itself, as far as it tells; `brief`: only what comes and goes, and is cheap to
-        ask: old snapshots, connections, space."""
-        ...
-
-    async def standstills(self, queues: Sequence[str], before: Instant, limit: int = 10) -> list[Standstill]:
-        """Flows of these queues where no claim looks, and gates that were to wake their lanes before a certain time: at
-        most `limit` of each queue and kind."""
-        ...

@@ -23,6 +23,7 @@ from fairlane.errors import InvalidJob, UndecodablePayload
 from fairlane.job import Claim, State
 from fairlane.scheduler.settlement import SEEN, Cancelled, Died, Done, Lost, Outcome, Released, Settlement, settle
 from fairlane.scheduler.snapshot import AHEAD, Pace
+from fairlane.store import operators
 from fairlane.store.protocol import Store
 from fairlane.store.stats_values import BlockedLoop
 from fairlane.task import Registry, Task
@@ -320,7 +321,7 @@ class Execution:
 
     async def _make_due(self, job: UUID) -> None:
         try:
-            await self.store.retry_now([job])
+            await self.store.run(operators.retry_now([job]))
         except Exception as error:
             log.debug("job %s is not called back to run alone (%s); it comes by itself", job, error)
 

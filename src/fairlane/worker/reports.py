@@ -14,6 +14,7 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import SECOND, Clock
+from fairlane.store import records
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.stats import Looking, Moment
 from fairlane.store.stats_values import WorkerReport, WorkerSeen, dead_loops, replaced
@@ -167,7 +168,9 @@ async def keep_reporting(
     """Report at once, again as soon as its slots may be full, and then every few seconds."""
     wait = SECOND
     while True:
-        await troubles.endure("reporting", lambda: outage.ride_out(lambda: store.report(worker, say()), "reporting"))
+        await troubles.endure(
+            "reporting", lambda: outage.ride_out(lambda: store.run(records.report(worker.id, say())), "reporting")
+        )
         await pause(clock, jittered(wait))
         wait = EVERY
 
@@ -178,8 +181,8 @@ async def take_back(store: Store, worker: WorkerIdentity) -> None:
     try:
         async with asyncio.timeout(ANSWER_WITHIN):
             for each in await store.ask(lambda moment: _only_replaced_by(moment, worker.id)):
-                await store.report(WorkerIdentity(UUID(each.id), each.report.name), None)
-            await store.report(worker, None)
+                await store.run(records.report(UUID(each.id), None))
+            await store.run(records.report(worker.id, None))
     except Exception as error:
         log.info("the report of worker %s could not be taken back: %s", worker.name, error)
 

@@ -50,6 +50,7 @@ from fairlane.scheduler.settlement import (
     Snoozed,
     settle,
 )
+from fairlane.store import records
 from fairlane.store.protocol import Landings, Store
 from fairlane.task import LONGEST_DELAY, Call, Task
 
@@ -375,7 +376,7 @@ class JobContext:
             )
         run = self._run
         try:
-            await run.home.store.report_progress(run.claim, float(fraction), storable(message) or None)
+            await run.home.store.run(records.report_progress(run.claim, float(fraction), storable(message) or None))
         except StoreUnavailable as error:
             run.home.log.warning("job %s: its progress was not noted: %s", run.claim.id, error)
 

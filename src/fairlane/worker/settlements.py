@@ -22,6 +22,7 @@ from fairlane.job import Outcome, State
 from fairlane.policy.unique import Conflict
 from fairlane.redaction import error_text
 from fairlane.scheduler.settlement import Settlement
+from fairlane.store import records
 from fairlane.store.protocol import Landings, Store
 from fairlane.waits import Outage, back_off, pause
 from fairlane.worker.claims import QueueSlots
@@ -371,7 +372,7 @@ class Leases:
         pairs = [(run.claim.id, run.claim.lease) for run in self._execution.held()]
         if not pairs:
             return
-        held = set(await self._outage.ride_out(lambda: self._store.held(pairs), "checking claims"))
+        held = set(await self._outage.ride_out(lambda: self._store.run(records.held(pairs)), "checking claims"))
         self._stop({job for job, _ in pairs if job not in held}, {lease for _, lease in pairs})
 
     def _stop(self, jobs: set[UUID], leases: set[UUID]) -> None:

@@ -14,7 +14,7 @@ from fairlane.policy.division import LEARNED_EVERY
 from fairlane.policy.keys import gate_id
 from fairlane.policy.partitions import MOVING, Partition, parse_partition, partition_name, whole_of
 from fairlane.scheduler.rebuild import Miscount
-from fairlane.store import records
+from fairlane.store import health, policies, records, upkeep
 from fairlane.store.audit import UPKEEP, Note
 from fairlane.store.protocol import Pruned, Reaped, Retention, Store
 from fairlane.store.repartition import PARTITION, advance
@@ -132,7 +132,8 @@ async def audit_gates(
         for queue in list(queues):  # it may grow meanwhile
             more = True
             while more:
-                counted = await outage.ride_out(lambda name=queue: store.count_gates(name, AT_ONCE), "auditing")  # type: ignore[misc]
+                counting = upkeep.count_gates(queue, AT_ONCE)
+                counted = await outage.ride_out(lambda counting=counting: store.run(counting), "auditing")  # type: ignore[misc]
                 if counted.found:
                     found = await outage.ride_out(lambda name=queue: _recount(store, name), "auditing")  # type: ignore[misc]
                     if found:
@@ -143,7 +144,7 @@ async def audit_gates(
 
 
 async def _recount(store: Store, queue: str) -> list[Miscount]:
-    found = await store.recount(queue)
+    found = await store.run(upkeep.recount(queue))
     for each in found:
         log.warning("queue %s: %s; it was counted anew", queue, each.words, extra={"queue": queue})
     return found
@@ -152,7 +153,7 @@ async def _recount(store: Store, queue: str) -> list[Miscount]:
 async def _audit(store: Store, queue: str) -> None:
     """One round of the same."""
     for _ in range(PASSES_AT_MOST):
-        counted = await store.count_gates(queue, AT_ONCE)
+        counted = await store.run(upkeep.count_gates(queue, AT_ONCE))
         if counted.found:
             await _recount(store, queue)
         if not counted.more:
@@ -308,8 +309,8 @@ async def _rehome_strays(store: Store, queue: str, place: Partition | None) -> b
         name = partition_name(queue, index)
         # A claim parks such jobs at a gate of their own. In a partition that is no more, nobody claims.
         gate = gate_id(name, MOVING, ())
-        if index >= width or gate in (await store.traces(name, [], [gate])).found:
-            rehomed = await store.rehome(name, AT_ONCE)
+        if index >= width or gate in (await store.run(health.traces(name, [], [gate]))).found:
+            rehomed = await store.run(policies.rehome(name, AT_ONCE))
             more = more or rehomed.waiting > 0
             if rehomed.moved:
                 log.info("queue %s: %d jobs were in %s and belong elsewhere; moved", queue, rehomed.moved, name)

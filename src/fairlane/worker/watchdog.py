@@ -27,6 +27,7 @@ from fairlane.clock import SECOND, Clock, lasting
 from fairlane.job import Claim
 from fairlane.redaction import error_text
 from fairlane.scheduler.settlement import Released, Settlement, settle
+from fairlane.store import records
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.store.stats_values import LONG_RUNS_AT_MOST, BlockedLoop, LongRun, WorkerReport
 from fairlane.waits import jittered, pause
@@ -292,7 +293,7 @@ class Watchdog:
                     await store.wake_another(queue, rescue.identity.id)
                 if time.monotonic() - reported_at >= LOOKED_EVERY / SECOND:
                     reported_at = time.monotonic()
-                    await store.report(rescue.identity, rescue.say())
+                    await store.run(records.report(rescue.identity.id, rescue.say()))
                 for _ in range(MISSED):
                     await asyncio.sleep(TICK if self._is_blocked(beats) else 0)
         except Exception as error:

@@ -45,6 +45,7 @@ from fairlane.scheduler.snapshot import (
     KeptPlaces,
     LaneRow,
     Plan,
+    QueueRow,
 )
 from fairlane.store.boards import MOST_WHOLE, UNKNOWN, Boards, Expected, Raced
 from fairlane.store.postgres import rows
@@ -105,6 +106,14 @@ class Loaded(msgspec.Struct, frozen=True):
     def expired(self) -> list[Override]:
         overrides = self.policy.overrides
         return overrides.expired(self.now) if overrides.expires_at is not None else []
+
+    @property
+    def state(self) -> QueueRow:
+        return self.opened.state
+
+    def events(self, forced: list[Forced]) -> Events:
+        opened = self.opened
+        return Events(opened.now, opened.state, self.arrivals, opened.releases, forced, opened.policy_since)
 
     @property
     def needs_transaction(self) -> bool:
@@ -255,8 +264,7 @@ class Scheduling:
         self, loaded: Loaded, want: int, *, lag: int = 0, listens: bool = False, ahead: int | None = None
     ) -> Plan:
         """Fold what has happened and start up to `want` jobs, on the board in memory: it is written, or forgotten."""
-        board, opened = loaded.board, loaded.opened
-        events = Events(opened.now, opened.state, loaded.arrivals, opened.releases, loaded.forced, opened.policy_since)
+        board, events = loaded.board, loaded.events(loaded.forced)
         # Until it is written, what the plan leaves of the board is nobody's.
         board.mark = None
         try:

@@ -17,8 +17,8 @@ from uuid import UUID, uuid4
 import msgspec
 
 from fairlane.scheduler.snapshot import paces_of
+from fairlane.store import policies
 from fairlane.store.boards import PLANS_AT_MOST, Boards, Checkpoints, Raced
-from fairlane.store.postgres import operators
 from fairlane.store.postgres.claim_lock import (
     SLOTS_AT_MOST,
     Carriage,
@@ -32,6 +32,7 @@ from fairlane.store.postgres.claim_lock import (
     deal,
 )
 from fairlane.store.postgres.connections import STATEMENTS, Connections, Session, StoreClock, hang_up
+from fairlane.store.postgres.procedures import perform_locked
 from fairlane.store.postgres.wakeups import PostgresListener, Registration
 from fairlane.store.protocol import Choice, Claimed, Looked, WorkerIdentity
 from fairlane.store.rows import cancelled_too_fast, no_such_queue
@@ -179,7 +180,7 @@ class Claimer:
             await scheduling.begin()
         if loaded.expired:
             # First there is to be a board without them, for everybody; then the claim is planned anew.
-            await operators.expire(scheduling, loaded)
+            await perform_locked(scheduling, policies.end_overrides(loaded.policy, loaded.expired, loaded.now))
             await scheduling.connection.execute("commit")
             raise Raced
         want = max(me.asked, min(SLOTS_AT_MOST, sum(holder.asked for holder in holders)))

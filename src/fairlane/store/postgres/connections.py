@@ -43,7 +43,7 @@ STATEMENTS = load_statements(
     "claims.sql",
     "board.sql",
     "operators.sql",
-    "examining.sql",
+    "explain.sql",
     "sharing.sql",
     "census.sql",
     "partitions.sql",

@@ -18,7 +18,7 @@ from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob, InvalidJob
 from fairlane.job import NewJob, State, Until
 from fairlane.policy.keys import KEYS_REMEMBERED
-from fairlane.policy.unique import Admission, Conflict, Ended, Holder, OnReplayConflict, Readmission, admit, readmit
+from fairlane.policy.unique import Admission, Conflict, Holder, admit
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.caller_transactions import OwnJson
 from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, StoreClock
@@ -185,47 +185,6 @@ async def take(connection: Connection, admission: Admission) -> None:
         [job.unique.until for _, job in taken if job.unique],
         [job.unique.expires_at(admission.now) for _, job in taken if job.unique],
         True,
-    )
-
-
-async def readmitted(
-    connection: Connection,
-    jobs: Sequence[UUID],
-    now: Instant | None,
-    on_conflict: OnReplayConflict,
-    earlier: Mapping[bytes, Holder],
-    *,
-    takes: bool = True,
-) -> Readmission:
-    """Which of these jobs may come back, as far as their unique keys are concerned.
-
-    If they are to come back (`takes`), the keys stay locked until the transaction ends.
-    """
-    rows = await connection.fetch(STATEMENTS["select_unique_jobs"], jobs)
-    if not rows:
-        return Readmission({}, {}, {}, {})
-    keys = sorted({row["key"] for row in rows})
-    if takes:
-        await connection.execute(STATEMENTS["lock_uniques"], keys)
-        # What they are by now: whoever had the lock may have put some of them back.
-        rows = await connection.fetch(STATEMENTS["select_unique_jobs"], jobs)
-    found = await connection.fetch(STATEMENTS["select_holders"], keys, now)
-    holders = {row["id"]: _holder(row) for row in found if row["job"] is not None}
-    ended = [Ended(row["job"], row["key"], Until(row["until"]), row["digest"]) for row in rows]
-    return readmit(ended, holders, found[0]["now"], on_conflict, earlier)
-
-
-async def take_back(connection: Connection, readmission: Readmission) -> None:
-    """Write down that jobs which are put back have their keys again."""
-    taken = readmission.taken
-    await connection.execute(
-        STATEMENTS["take_uniques"],
-        list(taken),
-        [each.job for each in taken.values()],
-        [each.digest for each in taken.values()],
-        [each.until for each in taken.values()],
-        [None] * len(taken),
-        False,
     )
 
 

@@ -103,14 +103,3 @@ rung as (
 select m.queue_id, count(*)::integer
 from moved m
 group by m.queue_id
-
--- name: select_gates_of_queue
-select g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
-from fairlane.gates g
-where g.queue_id = $1::integer
-
--- name: select_weights_of_queue
--- The flows whose weight a job has brought.
-select f.id, f.key, f.weight, f.given_by
-from fairlane.flows f
-where f.queue_id = $1::integer and f.given_by > 0

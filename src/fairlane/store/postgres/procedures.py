@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from inspect import isawaitable
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -37,12 +37,15 @@ class Driver:
         self,
         connection: Connection,
         clock: StoreClock | None = None,
-        locked: Mapping[str, Scheduling] | None = None,
+        locked: Sequence[Scheduling] = (),
+        numbers: dict[str, int] | None = None,
         memory: dict[Any, Any] | None = None,
     ) -> None:
         self._connection = connection
         self._clock = clock or StoreClock(None)
-        self._boards = dict(locked or {})
+        self._boards = {board.queue.name: board for board in locked}
+        self._numbers = {} if numbers is None else numbers
+        """Of queues that are known: they never change."""
         self._memory = {} if memory is None else memory
         self._moment: Instant | None = None
         """Whatever is asked after the time is of that time."""
@@ -73,6 +76,8 @@ class Driver:
                 queues = {name: await self._number(name) for name in {job.queue for job in new}}
                 # As in a caller's transaction: it ends later than the statement.
                 return await jobs.insert(self._connection, new, queues, self._now, is_callers=True)
+            case OnBoard(queue, "number"):
+                return await self._number(queue)
             case OnBoard(queue, action, parameters):
                 found = attrgetter(action)(await self._board(queue))(*parameters)
                 return await found if isawaitable(found) else found
@@ -103,10 +108,12 @@ class Driver:
         return self._boards[queue]
 
     async def _number(self, queue: str) -> int:
-        number: int | None = await self._connection.fetchval(STATEMENTS["select_queue_id"], queue)
-        if number is None:
-            raise no_such_queue(queue)
-        return number
+        if queue not in self._numbers:
+            number: int | None = await self._connection.fetchval(STATEMENTS["select_queue_id"], queue)
+            if number is None:
+                raise no_such_queue(queue)
+            self._numbers[queue] = number
+        return self._numbers[queue]
 
 
 def _columns(parameters: Sequence[Any]) -> list[Any]:
@@ -121,3 +128,9 @@ def _columns(parameters: Sequence[Any]) -> list[Any]:
 async def perform(connection: Connection, procedure: Procedure[T]) -> T:
     """Carry out a procedure that needs no more than a connection."""
     return await Driver(connection).perform(procedure)
+
+
+async def perform_locked(scheduling: Scheduling, procedure: Procedure[T]) -> T:
+    """The same under a queue's claim lock."""
+    numbers = {scheduling.queue.name: scheduling.queue.id}
+    return await Driver(scheduling.connection, None, [scheduling], numbers).perform(procedure)

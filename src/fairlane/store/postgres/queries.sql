@@ -111,6 +111,7 @@ with declared as (
 insert into fairlane.queue_states (queue_id)
 select id
 from declared
+returning queue_id
 
 -- name: select_queue_names
 select name
@@ -601,15 +602,12 @@ where s.queue_id = $1
 order by s.version desc
 limit 1
 
--- name: guard_pruning
--- Pruning is done again if a crash loses it; and whoever falls silent in the middle must not keep its turn for good.
-set local synchronous_commit = off;
-set local idle_in_transaction_session_timeout = '15s'
-
 -- name: take_turn_at_pruning
 -- One at a time, for as long as the transaction lasts. Two who count what is too many would each remove as much; and a
--- fleet that finds a long backlog must not leave its claims behind it.
-select pg_try_advisory_xact_lock(1717660018, -1)
+-- fleet that finds a long backlog must not leave its claims behind it. It is done again if a crash loses it; and whoever
+-- falls silent in the middle must not keep its turn for good.
+select pg_try_advisory_xact_lock(1717660018, -1), set_config('synchronous_commit', 'off', true),
+    set_config('idle_in_transaction_session_timeout', '15s', true)
 
 -- name: prune
 -- The oldest files of finished jobs whose time has passed, with the jobs that are still as they were filed.

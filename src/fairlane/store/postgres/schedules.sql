@@ -1,17 +1,18 @@
--- name: select_schedules
+-- part: schedules
 select name, digest, document, next_at, is_paused, triggers, triggered, last_slot, last_job, last_fired_at, declared_at
 from fairlane.schedules
+
+-- name: select_schedules
+{schedules}
 order by name collate "C"
 
 -- name: select_schedules_named
-select name, digest, document, next_at, is_paused, triggers, triggered, last_slot, last_job, last_fired_at, declared_at
-from fairlane.schedules
+{schedules}
 where name = any ($1::text[])
 order by name collate "C"
 
 -- name: lock_schedule
-select name, digest, document, next_at, is_paused, triggers, triggered, last_slot, last_job, last_fired_at, declared_at
-from fairlane.schedules
+{schedules}
 where name = $1
 for update
 

@@ -8,17 +8,15 @@ from typing import Any
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.policy.gates import Limit
 from fairlane.policy.keys import shared_gate_id
-from fairlane.policy.policy import Policy, check_alike, shared_identity
-from fairlane.scheduler.board import rings_for_all
-from fairlane.scheduler.rebuild import Claimed, carried_over, counted_in, uncounted
+from fairlane.policy.policy import Policy, shared_identity
+from fairlane.scheduler.rebuild import Claimed
 from fairlane.scheduler.resident import Events
 from fairlane.scheduler.snapshot import Contender, Plan, Ring, SharedGateRow, SharedRelease, Start
 from fairlane.store.postgres import rows
 from fairlane.store.postgres.connections import STATEMENTS, Connection
 from fairlane.store.protocol import RELEASES_AT_MOST
-from fairlane.store.rows import decode_keys, decode_limit, encode_limit
+from fairlane.store.rows import decode_keys, decode_limit
 
 MOST_RESOLVED = 1_000
 """Policies that are kept with their shared limits."""
@@ -99,37 +97,25 @@ class Sharing:
         if plan.shared or plan.rings or self._is_drained:
             await self.put(plan.shared, plan.rings)
 
-    async def count_running(self, policy: Policy) -> None:
-        """Count what already runs by the shared limits that are new to its queue."""
-        found = uncounted(
-            policy,
-            [
-                Claimed(row["id"], row["priority"], decode_keys(row["keys"]), tuple(row["shared"] or ()))
-                for row in await self._connection.fetch(STATEMENTS["lock_running_of_queue"], self._queue)
-            ],
-        )
-        if found:
-            known = await self.select(sorted({gate.id for _, gates in found for gate in gates}))
-            await self.put(counted_in(policy.queue, found, known), ())
-            marks = [
-                (job.ref, [gate.id for gate in gates], [self._numbers[gate.limit] for gate in gates])
-                for job, gates in found
-            ]
-            await self._connection.executemany(STATEMENTS["mark_shared"], marks)
+    async def walk(self, after: bytes, limit: int) -> list[SharedGateRow]:
+        """A stretch of the gates of the queue's limits."""
+        found = await self._connection.fetch(STATEMENTS["walk_shared_gates"], self._queue, after, limit)
+        return [self.gate(row) for row in found]
 
-    async def change_bound(self, limit: Limit, now: Instant) -> None:
-        """Store a limit's new bound, and let every queue look at it."""
-        await self._connection.execute(STATEMENTS["update_shared_limit"], limit.name, encode_limit(limit))
-        found = await self._connection.fetch(STATEMENTS["select_shared_gates_of_limit"], limit.name)
-        gates = [self.gate(row) for row in found if row["name"] == shared_identity(limit)]
-        gates = carried_over(gates, limit, now)
-        await self.put(gates, rings_for_all(gates))
+    async def running(self) -> list[Claimed]:
+        """The jobs of the queue that run, locked, and the gates that count them."""
+        return [
+            Claimed(row["id"], row["priority"], decode_keys(row["keys"]), tuple(row["shared"] or ()))
+            for row in await self._connection.fetch(STATEMENTS["lock_running_of_queue"], self._queue)
+        ]
 
-    async def put_tokens(self, gates: Sequence[SharedGateRow]) -> None:
-        """Store what was spent before a limit was shared."""
-        if gates:
-            await self.select([gate.id for gate in gates])
-            await self.put(gates, ())
+    async def mark(self, found: Sequence[tuple[Claimed, Sequence[SharedGateRow]]]) -> None:
+        """These jobs hold these gates too."""
+        marks = [
+            (job.ref, [gate.id for gate in gates], [self._numbers[gate.limit] for gate in gates])
+            for job, gates in found
+        ]
+        await self._connection.executemany(STATEMENTS["mark_shared"], marks)
 
     async def gates_of(self, limit: str) -> list[SharedGateRow]:
         """All gates of a shared limit, by its name."""
@@ -186,51 +172,3 @@ def resolved(policy: Policy, documents: Sequence[str]) -> Policy:
         found = policy.with_shared({limit.name: limit for limit in limits if limit.name is not None})
         known = _resolved[key] = (policy, found)
     return known[1]
-
-
-async def declare(connection: Connection, policy: Policy) -> bool:
-    """Store a queue that is new, and those of its shared limits that nobody has declared before. Was it new?"""
-    await connection.execute(STATEMENTS["lock_declarations"])
-    await _check(connection, policy)
-    is_new = await connection.fetchrow(STATEMENTS["select_policy"], policy.queue) is None
-    if is_new:
-        await connection.execute(STATEMENTS["insert_queue"], policy.queue, policy.encoded, policy.digest)
-        await _insert_limits(connection, policy)
-    return is_new
-
-
-async def put_in_force(connection: Connection, queue: int, policy: Policy) -> None:
-    """Under the queue's lock: take the locks of all limits that it named or will name, and store the new ones."""
-    await connection.execute(STATEMENTS["lock_declarations"])
-    await _check(connection, policy)
-    names = [bound.limit.name for bound in policy.shared_limits]
-    for bound in policy.shared_limits:
-        await connection.execute(STATEMENTS["insert_shared_limit"], bound.limit.name, encode_limit(bound.limit))
-    await connection.execute(STATEMENTS["lock_shared_limits"], queue, names)
-
-
-async def take_over(sharing: Sharing, connection: Connection, policy: Policy, now: Instant) -> None:
-    """Once the queue's state is made anew: it names these limits, with these bounds, and they count what runs."""
-    await _insert_limits(connection, policy)
-    await sharing.learn_numbers(policy)
-    for bound in policy.shared_limits:
-        row = await connection.fetchrow(STATEMENTS["select_shared_limit"], bound.limit.name, policy.queue)
-        assert row is not None
-        if row["document"] != encode_limit(bound.limit):
-            await sharing.change_bound(bound.limit, now)
-    await sharing.count_running(policy)
-
-
-async def _insert_limits(connection: Connection, policy: Policy) -> None:
-    names = [bound.limit.name for bound in policy.shared_limits]
-    for bound in policy.shared_limits:
-        await connection.execute(STATEMENTS["insert_shared_limit"], bound.limit.name, encode_limit(bound.limit))
-    await connection.execute(STATEMENTS["put_sharing"], policy.queue, names)
-
-
-async def _check(connection: Connection, policy: Policy) -> None:
-    """Refuse a policy whose shared limits are of another kind or scope in another queue."""
-    for bound in policy.shared_limits:
-        row = await connection.fetchrow(STATEMENTS["select_shared_limit"], bound.limit.name, policy.queue)
-        if row is not None and row["other"] is not None:
-            check_alike(policy.queue, bound.limit, row["other"], decode_limit(row["document"]))

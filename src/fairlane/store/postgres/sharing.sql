@@ -89,6 +89,15 @@ cross join lateral (select l.id from fairlane.shared_limits l where l.name = any
 where q.name = $1
 on conflict (queue_id, shared_limit) do nothing
 
+-- part: newest_gate
+cross join lateral (
+    select g.*, g.ctid as place
+    from fairlane.shared_gates g
+    where g.id = n.id
+    order by g.version desc
+    limit 1
+) g
+
 -- name: load_shared
 -- Drain the bells of a queue's shared limits, take what was rung for it, and read the gates that these name.
 -- $1 queue, $2 shared gates to read in any case, $3 how many releases, $4 now or null
@@ -147,13 +156,7 @@ union all
 select 's', g.place, null, g.id, g."limit", g.key, g.contenders, g.in_flight, g.tat, null, null, null, null, null, g.memo,
     g.value
 from (select unnest($2::bytea[]) as id union select gate from released) n
-cross join lateral (
-    select g.*, g.ctid as place
-    from fairlane.shared_gates g
-    where g.id = n.id
-    order by g.version desc
-    limit 1
-) g
+{newest_gate}
 union all
 select 'g', null, null, gate, null, null, null, null, null, null, null, null, null, null, null, null
 from rung
@@ -161,13 +164,7 @@ from rung
 -- name: select_shared_gates
 select g.place, g.id, g."limit" as name, g.key as keys, g.contenders, g.in_flight as i1, g.tat as i2, g.memo, g.value
 from unnest($1::bytea[]) as n (id)
-cross join lateral (
-    select g.*, g.ctid as place
-    from fairlane.shared_gates g
-    where g.id = n.id
-    order by g.version desc
-    limit 1
-) g
+{newest_gate}
 
 -- name: select_shared_gates_of_limit
 -- All of them: for a bound that changes.
@@ -291,7 +288,7 @@ cross join lateral (
 where s.queue_id = $1::integer
 
 -- name: select_policies
--- Every queue with its policy, its overrides and the shared limits that it names.
+-- Queues with their policies, their overrides and the shared limits that they name. $1 which queues, or null: all of them
 select q.name, q.policy, q.version,
     array(select o.document from fairlane.overrides o where o.queue_id = q.id order by o.id) as overrides,
     array(
@@ -302,4 +299,5 @@ select q.name, q.policy, q.version,
         order by l.name
     ) as shared
 from fairlane.queues q
+where $1::text[] is null or q.name = any ($1)
 order by q.name

@@ -45,11 +45,14 @@ select q.name, counted.jobs
 from (select n.queue_id, count(*) as jobs from newest n where n.state = 4 group by n.queue_id) counted
 cross join lateral (select q.name from fairlane.queues q where q.id = counted.queue_id limit 1) q
 
+-- part: named_queues
+from unnest($1::text[]) as u (name)
+cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+
 -- name: select_minutes
 -- $1 queues by name, $2 since when
 select q.name, m.figures
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+{named_queues}
 cross join lateral (
     select m.minute, m.figures
     from fairlane.minutes m
@@ -75,8 +78,7 @@ cross join lateral (
 -- name: select_key_sums
 -- What lists of keys are sorted by, of every key of some queues, or of those that are held: of each queue one JSON array. $1 queues by name, $2 scope, or null for all, $3 whether only those that are held
 select q.name, '[' || string_agg(k.sums, ',') || ']'
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+{named_queues}
 cross join lateral (
     select '[' || to_json(k.scope) || ',' || to_json(k.key) || ',' || k.waiting || ',' || k.running || ',' || k.ended || ','
         || coalesce(k.started_at, 0) || ',' || coalesce(k.held_by, '[]') || ']' as sums
@@ -104,66 +106,21 @@ limit $4
 -- A list of keys: most first. $1 the queue's name, $2 scope, $3 what labels have in them, $4 to $6 after which (what it is
 -- sorted by, key, queue), $7 how many, $8 keys that are known better.
 
--- name: list_keys_by_waiting
+-- name: list_keys_by_waiting = k.waiting
+-- name: list_keys_by_running = k.running
+-- name: list_keys_by_ended = k.ended
+-- name: list_keys_by_started = coalesce(k.started_at, 0)
 select k.key
 from fairlane.queues q
 cross join lateral (
     select k.key
     from fairlane.key_figures k
     where k.list = q.id::text || '/' || $2::text
-      and (-k.waiting, k.key collate "POSIX") >= ($4::bigint, $5::text)
-      and (-k.waiting, k.key collate "POSIX", q.name collate "C") > ($4::bigint, $5, $6::text)
+      and (-{it}, k.key collate "POSIX") >= ($4::bigint, $5::text)
+      and (-{it}, k.key collate "POSIX", q.name collate "C") > ($4::bigint, $5, $6::text)
       and position($3::text in k.label) > 0
       and not k.key = any ($8::text[])
-    order by -k.waiting, k.key collate "POSIX"
-    limit $7::integer
-) k
-where q.name = $1::text
-
--- name: list_keys_by_running
-select k.key
-from fairlane.queues q
-cross join lateral (
-    select k.key
-    from fairlane.key_figures k
-    where k.list = q.id::text || '/' || $2::text
-      and (-k.running, k.key collate "POSIX") >= ($4::bigint, $5::text)
-      and (-k.running, k.key collate "POSIX", q.name collate "C") > ($4::bigint, $5, $6::text)
-      and position($3::text in k.label) > 0
-      and not k.key = any ($8::text[])
-    order by -k.running, k.key collate "POSIX"
-    limit $7::integer
-) k
-where q.name = $1::text
-
--- name: list_keys_by_ended
-select k.key
-from fairlane.queues q
-cross join lateral (
-    select k.key
-    from fairlane.key_figures k
-    where k.list = q.id::text || '/' || $2::text
-      and (-k.ended, k.key collate "POSIX") >= ($4::bigint, $5::text)
-      and (-k.ended, k.key collate "POSIX", q.name collate "C") > ($4::bigint, $5, $6::text)
-      and position($3::text in k.label) > 0
-      and not k.key = any ($8::text[])
-    order by -k.ended, k.key collate "POSIX"
-    limit $7::integer
-) k
-where q.name = $1::text
-
--- name: list_keys_by_start
-select k.key
-from fairlane.queues q
-cross join lateral (
-    select k.key
-    from fairlane.key_figures k
-    where k.list = q.id::text || '/' || $2::text
-      and (-coalesce(k.started_at, 0), k.key collate "POSIX") >= ($4::bigint, $5::text)
-      and (-coalesce(k.started_at, 0), k.key collate "POSIX", q.name collate "C") > ($4::bigint, $5, $6::text)
-      and position($3::text in k.label) > 0
-      and not k.key = any ($8::text[])
-    order by -coalesce(k.started_at, 0), k.key collate "POSIX"
+    order by -{it}, k.key collate "POSIX"
     limit $7::integer
 ) k
 where q.name = $1::text
@@ -233,12 +190,8 @@ cross join lateral (
     limit $3::integer
 ) l
 
--- name: select_unseen
--- How much has come that no claim has seen: jobs, since when the first of them is ready, and events. $1 queues by name.
--- (`offset 0`, here and below: a join that is turned round would walk the whole index.)
-select q.name, sum(a.count)::bigint, min(a.since) filter (where a.count > 0), count(*)
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+-- part: unseen_since
+{named_queues}
 cross join lateral (
     select least(s.arrivals_from, pg_snapshot_xmin(pg_current_snapshot())) as since
     from fairlane.queue_states s
@@ -246,21 +199,19 @@ cross join lateral (
     order by s.version desc
     limit 1
 ) s
+
+-- name: select_unseen
+-- How much has come that no claim has seen: jobs, since when the first of them is ready, and events. $1 queues by name.
+-- (`offset 0`, here and below: a join that is turned round would walk the whole index.)
+select q.name, sum(a.count)::bigint, min(a.since) filter (where a.count > 0), count(*)
+{unseen_since}
 cross join lateral (select a.* from fairlane.arrivals a where a.queue_id = q.id and a.xid >= s.since offset 0) a
 group by q.name
 
 -- name: select_unseen_given
 -- The different numbers that these jobs brought along, each with the latest job that did. $1 queues by name
 select q.name, a.given, max(a.given_by)
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
-cross join lateral (
-    select least(s.arrivals_from, pg_snapshot_xmin(pg_current_snapshot())) as since
-    from fairlane.queue_states s
-    where s.queue_id = q.id
-    order by s.version desc
-    limit 1
-) s
+{unseen_since}
 cross join lateral (select a.* from fairlane.arrivals a where a.queue_id = q.id and a.xid >= s.since offset 0) a
 where a.given is not null
 group by q.name, a.given
@@ -269,15 +220,7 @@ group by q.name, a.given
 -- How many jobs had kept their place in a sequence until now, by keys: those that have come, and those that are due.
 -- $1 queues by name, $2 now
 select q.name, a.priority, min(a.keys::text), sum(a.resumed)
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
-cross join lateral (
-    select least(s.arrivals_from, pg_snapshot_xmin(pg_current_snapshot())) as since
-    from fairlane.queue_states s
-    where s.queue_id = q.id
-    order by s.version desc
-    limit 1
-) s
+{unseen_since}
 cross join lateral (select a.* from fairlane.arrivals a where a.queue_id = q.id and a.xid >= s.since offset 0) a
 where a.resumed > 0
 group by q.name, a.lane, a.priority
@@ -294,15 +237,7 @@ group by q.name, j.lane, j.priority
 -- All of them by lane and by what they brought along: of each queue one JSON array of lane tallies (the zeros are what only
 -- claims tell), since rows one by one would take longer than all the rest. $1 queues by name
 select q.name, '[' || string_agg(lanes.lane, ',') || ']'
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
-cross join lateral (
-    select least(s.arrivals_from, pg_snapshot_xmin(pg_current_snapshot())) as since
-    from fairlane.queue_states s
-    where s.queue_id = q.id
-    order by s.version desc
-    limit 1
-) s
+{unseen_since}
 cross join lateral (
     select '[' || min(a.keys::text) || ',' || a.priority || ',' || sum(a.count) || ',0,0,0,0,0,0,'
         || max(case when a.count > 0 then a.since else 0 end) || ',0,0,' || coalesce(a.given, 'null') || ','
@@ -342,8 +277,7 @@ cross join lateral (
 -- name: select_told_of
 -- What claims have told that is not in the stats, in order. $1 queues by name
 select q.name, j.told
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+{named_queues}
 cross join lateral (
     select j.seq, j.told
     from fairlane.journal j
@@ -357,8 +291,7 @@ order by q.name, j.seq
 -- name: select_tails
 -- What the tables of these queues do not hold, in order. $1 queues by name
 select q.name, j.delta
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+{named_queues}
 cross join lateral (
     select s.stored from fairlane.queue_states s where s.queue_id = q.id order by s.version desc limit 1
 ) s
@@ -422,8 +355,7 @@ cross join lateral (
 -- name: select_rung
 -- Gates that these queues are to look at, because another queue has left them room. $1 queues by name
 select q.name, r.gate
-from unnest($1::text[]) as u (name)
-cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
+{named_queues}
 cross join lateral (select r.gate from fairlane.rings r where r.queue_id = q.id offset 0) r
 
 -- name: select_shared_ends

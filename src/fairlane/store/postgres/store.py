@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
-from typing import Any, Literal, TypedDict, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -14,20 +14,12 @@ from asyncpg.pool import PoolConnectionProxy
 
 from fairlane.clock import Clock, Instant, microseconds
 from fairlane.errors import ConfigurationError
-from fairlane.job import Claim, JobRecord, NewJob, State
-from fairlane.policy.backlog import add_bells
-from fairlane.policy.overrides import Amendment, Override
-from fairlane.policy.policy import Policy
-from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
-from fairlane.scheduler.rebuild import Miscount, WaitingLane, refuse_to_strand
+from fairlane.job import Claim, JobRecord, NewJob
+from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement
-from fairlane.scheduler.snapshot import GateRow
-from fairlane.store import audit
-from fairlane.store.audit import Note
 from fairlane.store.boards import QueueTime
-from fairlane.store.health import Traces
-from fairlane.store.operators import CANCEL, Handled
-from fairlane.store.postgres import claims, jobs, operators, policies, reads, upkeep
+from fairlane.store.health import ConnectionLimit, Health, HorizonHolder, PostgresHealth, TableHealth
+from fairlane.store.postgres import claims, jobs
 from fairlane.store.postgres.caller_transactions import OwnJson, borrowed, check_types, reads_own_json, speaking
 from fairlane.store.postgres.claim_lock import QueueHandle, Scheduling
 from fairlane.store.postgres.claims import Asked, Claimer
@@ -40,46 +32,35 @@ from fairlane.store.postgres.connections import (
 )
 from fairlane.store.postgres.jobs import Gathering
 from fairlane.store.postgres.procedures import Driver, perform
-from fairlane.store.postgres.reads import Stats
 from fairlane.store.postgres.results import ResultListener
-from fairlane.store.postgres.rows import claim_of, storable
+from fairlane.store.postgres.rows import claim_of
 from fairlane.store.postgres.settlements import Settler, claims_beside
 from fairlane.store.postgres.wakeups import PostgresListener
-from fairlane.store.procedures import Procedure, Terms, Work, look, query
+from fairlane.store.procedures import Terms, Work
 from fairlane.store.protocol import (
-    UNFOLDED_AT_MOST,
     Adopted,
     Choice,
     Claimed,
-    Counted,
     Landings,
     Listener,
     Looked,
-    Pruned,
-    QueueCounts,
     Reaped,
-    Rehomed,
     Renewed,
-    Retention,
     Store,
     WorkerIdentity,
 )
 from fairlane.store.results import forever
-from fairlane.store.rows import Declared, decode_keys
 from fairlane.store.scripts import Schema
 
 T = TypeVar("T")
+
+Isolation = Literal["repeatable_read"] | None
+HOLDERS = 10
+"""Of old snapshots, the longest held."""
 SCHEMA = Schema.of("postgresql")
 
 
-class Snapshot(TypedDict, total=False):
-    """How a transaction is begun."""
-
-    isolation: Literal["repeatable_read"]
-    readonly: bool
-
-
-class PostgresStore(Stats, Store):
+class PostgresStore(Store):
     """Jobs in a PostgreSQL database, in a schema of their own. Its time is the database's, unless a clock is given."""
 
     def __init__(
@@ -90,14 +71,12 @@ class PostgresStore(Stats, Store):
         durable_claims: bool = False,
         application_name: str = "fairlane",
     ) -> None:
-        connections, given = Connections(url, application_name), StoreClock(clock)
-        super().__init__(connections, given, Claimer(connections, given, self._add_some_up, durable=durable_claims))
+        self._connections = Connections(url, application_name)
+        self._clock = StoreClock(clock)
+        self._claimer = Claimer(self._connections, self._clock, self._add_some_up, durable=durable_claims)
         self._settler = Settler(self._connections, self._clock, self._queue_number, self._claimer.carriage)
         self._queue_numbers: dict[str, int] = {}
         self._gathering = Gathering(self._connections, self._clock, self._queue_numbers)
-        self._walk = upkeep.Walk()
-        self._counted: dict[str, tuple[bytes, bytes]] = {}
-        """How far gates have been held against jobs, by queue."""
         self._memory: dict[Any, Any] = {}
         self._database: Record | None = None
         self._known: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
@@ -133,8 +112,9 @@ class PostgresStore(Stats, Store):
         finally:
             await hang_up(connection)
 
-    async def now(self) -> Instant:
-        return (await self.time()).now
+    async def _ask(self, question: Callable[[Connection], Awaitable[T]]) -> T:
+        """Ask what may be asked twice: a session that the server has ended meanwhile is not the caller's concern."""
+        return await self._connections.again(lambda connection, _: question(connection))
 
     async def time(self) -> QueueTime:
         return self._clock.given() or await self._asked("select_time", None)
@@ -153,63 +133,6 @@ class PostgresStore(Stats, Store):
         assert found is not None
         self._clock.observe(found["now"])
         return QueueTime(*found)
-
-    async def declare(self, policy: Policy) -> Declared:
-        """The first declaration is stored; a different one later is drift, and the stored one wins."""
-        return await self._ask(lambda connection: policies.declare(connection, policy))
-
-    async def apply(self, policy: Policy, note: Note | None = None, *, accept_missing_keys: bool = False) -> Declared:
-        now = self._clock.parameter()
-        declared = await self._ask(lambda connection: policies.declare(connection, policy, note, now))
-        if not declared.is_drift:
-            return declared
-        async with self._claimer.locked(await self._claimer.queue(policy.queue), durable=True) as scheduling:
-            applied = await policies.replace(scheduling, policy, note, accept_missing_keys=accept_missing_keys)
-        await self._add_all_up(policy.queue)
-        return applied
-
-    async def divide(
-        self, policy: Policy, version: int, gates: Sequence[GateRow] = (), note: Note | None = None
-    ) -> bool:
-        if version == 0:
-            now = self._clock.parameter()
-            return await self._ask(lambda connection: policies.insert(connection, policy, note, now))
-        async with self._claimer.locked(await self._claimer.queue(policy.queue), durable=True) as scheduling:
-            return await policies.divide(scheduling, policy, version, note, gates)
-
-    async def rehome(self, queue: str, limit: int = 1_000) -> Rehomed:
-        handle = await self._claimer.queue(queue)
-        async with self._claimer.locked(handle, durable=True) as scheduling:
-            return await policies.rehome(scheduling, self._queue_number, limit)
-
-    async def lanes(self, queue: str, *, keeps: bool = False) -> list[WaitingLane]:
-        handle = await self._claimer.queue(queue)
-        async with self._claimer.locked(handle, durable=False, keeps=keeps) as scheduling:
-            await scheduling.checkpoint(await scheduling.fold_all())
-            used, later = await policies.select_lanes(scheduling.connection, handle.id)
-        return used + later
-
-    async def gates_of_strays(self, queue: str, was: int) -> list[tuple[str, GateRow]]:
-        handle = await self._claimer.queue(queue)
-        found = await self.policy(queue)
-        assert found is not None
-        async with self._claimer.locked(handle, durable=False) as scheduling:
-            await scheduling.checkpoint(await scheduling.load(0))
-            return await policies.select_gates_of_strays(scheduling.connection, handle.id, found.policy, was)
-
-    async def amend(
-        self, queues: Sequence[str], put: Sequence[Override], remove: Sequence[str], note: Note
-    ) -> list[Amendment]:
-        handles = [await self._claimer.queue(queue) for queue in queues]
-        async with self._claimer.locked_together(handles) as schedulings:
-            return await operators.apply(schedulings, put, remove, note)
-
-    async def check_waiting(self, policy: Policy) -> None:
-        handle = await self._claimer.queue(policy.queue)
-        refuse_to_strand(policy, await self._ask(lambda connection: reads.waiting_lanes(connection, handle)))
-
-    async def policy(self, queue: str) -> Declared | None:
-        return await self._ask(lambda connection: policies.in_force(connection, queue))
 
     async def enqueue(
         self, new: Sequence[NewJob], tx: Any = None, progress: Callable[[int], None] | None = None
@@ -257,17 +180,6 @@ class PostgresStore(Stats, Store):
         if not is_proxy:
             self._known[known] = has_own_json
         return cast("Connection", OwnJson(connection)) if has_own_json else connection
-
-    async def count_ready(self, policy: Policy, gates: Sequence[bytes], tx: Any = None) -> dict[bytes, int]:
-        queue = await self._claimer.queue(policy.queue)
-        counting = _count_ready(queue.id, policy, gates)
-        counts, is_partial = await self.run(counting, tx)
-        if is_partial:
-            # In a transaction of our own, also where the caller has one: the state of a queue is nobody's to roll back.
-            async with self._claimer.locked(queue, durable=False) as scheduling:
-                await scheduling.fold_all()
-            counts, _ = await self.run(counting, tx)
-        return counts
 
     async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
         now = self._clock.parameter()
@@ -357,13 +269,6 @@ class PostgresStore(Stats, Store):
         self._settler.claimed(own, [claim])
         return Adopted(claim, self._clock.given() or QueueTime(now, ahead))
 
-    async def held(self, claims: Sequence[tuple[UUID, UUID]]) -> list[UUID]:
-        async with self._connections.session() as connection:
-            rows = await connection.fetch(
-                STATEMENTS["select_held"], [job for job, _ in claims], [lease for _, lease in claims]
-            )
-        return [job for (job,) in rows]
-
     async def claims_beside(self, worker: UUID, leases: Collection[UUID]) -> list[Claim]:
         return await self._ask(lambda connection: claims_beside(connection, worker, leases))
 
@@ -375,46 +280,20 @@ class PostgresStore(Stats, Store):
     async def reap(self, limit: int = 1_000, *, ended_by: Instant | None = None) -> Reaped:
         return await self._settler.reap(limit, ended_by)
 
-    async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
-        time = await self.time()
-        async with self._connections.session() as connection, connection.transaction():
-            return await upkeep.prune(connection, retention, time, limit)
-
-    async def collect(self, queue: str, limit: int = 1_000) -> Pruned:
-        async with self._claimer.locked(await self._claimer.queue(queue), durable=False) as scheduling:
-            return await upkeep.collect(scheduling, self._walk, self._clock.parameter(), limit)
-
-    async def count_gates(self, queue: str, limit: int = 1_000) -> Counted:
-        handle = await self._claimer.queue(queue)
-
-        async def look(connection: Connection) -> Counted:
-            async with connection.transaction(isolation="repeatable_read", readonly=True):
-                found = await policies.in_force(connection, queue)
-                assert found is not None
-                scheduling = Scheduling(connection, handle, self._clock.parameter())
-                reached = self._counted.get(queue, (b"", b""))
-                counted, self._counted[queue] = await upkeep.count(scheduling, found.policy, reached, limit)
-                return counted
+    async def health(self, *, brief: bool = False) -> Health:
+        async def look(connection: Connection) -> Health:
+            limits = await connection.fetch(STATEMENTS["select_connection_limits"])
+            holders = await connection.fetch(STATEMENTS["select_horizon_holders"], HOLDERS)
+            tables = [] if brief else await connection.fetch(STATEMENTS["select_tables"])
+            return PostgresHealth(
+                settings={} if brief else dict(await connection.fetch(STATEMENTS["select_settings"])),
+                connections=[ConnectionLimit(**row) for row in limits],
+                tables=[TableHealth(**row) for row in tables],
+                holders=[HorizonHolder(**row) for row in holders],
+                hidden=0 if brief else await connection.fetchval(STATEMENTS["count_hidden_sessions"]),
+            )
 
         return await self._ask(look)
-
-    async def recount(self, queue: str) -> list[Miscount]:
-        async with self._claimer.locked(await self._claimer.queue(queue), durable=True) as scheduling:
-            return await upkeep.recount(scheduling)
-
-    async def cancel(self, job: UUID, note: Note | None = None) -> State:
-        async def attempt(connection: Connection, _: bool) -> State:
-            now = self._clock.parameter()
-            async with connection.transaction():
-                was, state = await jobs.cancel(connection, job, now)
-                await perform(connection, audit.record_jobs(note, now, CANCEL.handled([job], {job: was})))
-            return state
-
-        return await self._connections.again(attempt)
-
-    async def report_progress(self, claim: Claim, fraction: float, message: str | None) -> None:
-        async with self._connections.session() as connection:
-            await connection.execute(STATEMENTS["update_progress"], claim.id, claim.lease, fraction, storable(message))
 
     async def wait_until_ended(self, job: UUID, until: Instant | None) -> JobRecord:
         record = await self.job(job)
@@ -422,25 +301,6 @@ class PostgresStore(Stats, Store):
             return record
         alarm = forever if until is None else lambda: self._clock.sleep_until(until)
         return await self._results.ended(job, lambda: self.job(job), alarm)
-
-    async def counts(self, queue: str) -> QueueCounts:
-        handle = await self._claimer.queue(queue)
-        row = await self._ask(lambda connection: connection.fetchrow(STATEMENTS["select_counts"], handle.id))
-        assert row is not None
-        return QueueCounts(*row)
-
-    async def traces(self, queue: str, flows: Sequence[bytes], gates: Sequence[bytes]) -> Traces:
-        handle = await self._claimer.queue(queue)
-
-        async def look(connection: Connection) -> Traces:
-            async with connection.transaction(isolation="repeatable_read", readonly=True):
-                board = (await Scheduling(connection, handle, self._clock.parameter()).load(0)).board
-                row = await connection.fetchrow(STATEMENTS["select_traces"], handle.id, flows, gates)
-            assert row is not None
-            known = {each for each in (*flows, *gates) if each in board.flows or each in board.gates}
-            return Traces(frozenset({*row["flows"], *row["gates"], *known}), row["listeners"])
-
-        return await self._ask(look)
 
     async def _queue_number(self, name: str) -> int:
         return (await self._claimer.queue(name)).id
@@ -456,22 +316,23 @@ class PostgresStore(Stats, Store):
         terms = work.terms
 
         async def attempt(connection: Connection, _: bool) -> T:
-            driver = Driver(connection, self._clock, memory=self._memory)
+            driver = Driver(connection, self._clock, (), self._queue_numbers, self._memory)
             if not terms.is_together or tx is not None:
                 return await driver.perform(work.make())
-            snapshot: Snapshot = {} if terms.writes else {"isolation": "repeatable_read", "readonly": True}
-            async with connection.transaction(**snapshot):
+            isolation: Isolation = "repeatable_read" if terms.is_of_one_moment or not terms.writes else None
+            async with connection.transaction(isolation=isolation, readonly=not terms.writes):
                 return await driver.perform(work.make())
 
+        if terms.locks:
+            # Never in the caller's transaction: the state of a queue is nobody's to roll back.
+            handles = [await self._claimer.queue(queue) for queue in work.queues]
+            async with self._locked(handles, terms) as schedulings:
+                connection = schedulings[0].connection
+                driver = Driver(connection, self._clock, schedulings, self._queue_numbers, self._memory)
+                return await driver.perform(work.make())
         if tx is not None:
             async with self._lent(tx) as connection:
                 return await attempt(connection, False)
-        if terms.locks:
-            handles = [await self._claimer.queue(queue) for queue in work.queues]
-            async with self._locked(handles, terms) as schedulings:
-                locked = {each.queue.name: each for each in schedulings}
-                driver = Driver(schedulings[0].connection, self._clock, locked, self._memory)
-                return await driver.perform(work.make())
         if terms.is_repeated:
             return await self._connections.again(attempt)
         async with self._connections.session() as connection:
@@ -489,65 +350,7 @@ class PostgresStore(Stats, Store):
 
     @contextlib.asynccontextmanager
     async def _lent(self, tx: Any) -> AsyncIterator[Connection]:
-        """The caller's connection, or one of ours."""
-        if tx is not None:
-            connection = await borrowed(tx)
-            with speaking():
-                yield await self._understood(connection)
-            return
-        async with self._connections.session() as own:
-            yield own
-
-    async def replay(
-        self,
-        jobs: Sequence[UUID],
-        delay: int | None = None,
-        note: Note | None = None,
-        *,
-        on_conflict: OnReplayConflict = "reject",
-        earlier: Mapping[bytes, Holder] = NO_KEYS,
-        dry_run: bool = False,
-    ) -> list[Handled]:
-        if dry_run:
-            now = self._clock.parameter()
-            return await self._ask(
-                lambda connection: operators.foresee_replay(connection, jobs, now, on_conflict, earlier)
-            )
-        return await self._handle(
-            lambda connection, now: operators.replay(connection, jobs, delay, now, on_conflict, earlier), note
-        )
-
-    async def cancel_jobs(self, jobs: Sequence[UUID], note: Note, *, waits: bool = False) -> list[Handled]:
-        return await self._handle(lambda connection, now: operators.cancel(connection, jobs, now, waits=waits), note)
-
-    async def purge(self, jobs: Sequence[UUID], note: Note | None = None) -> list[Handled]:
-        return await self._handle(lambda connection, _: operators.purge(connection, jobs), note)
-
-    async def retry_now(self, jobs: Sequence[UUID], note: Note | None = None) -> list[Handled]:
-        return await self._handle(lambda connection, now: operators.retry_now(connection, jobs, now), note)
-
-    async def force(self, jobs: Sequence[UUID], note: Note) -> list[Handled]:
-        return await self._handle(lambda connection, now: operators.force(connection, jobs, now), note)
-
-    async def _handle(
-        self, action: Callable[[Connection, Instant | None], Awaitable[list[Handled]]], note: Note | None
-    ) -> list[Handled]:
-        """Do something with jobs, and record it, in one transaction."""
-
-        async def attempt(connection: Connection, _: bool) -> list[Handled]:
-            now = self._clock.parameter()
-            async with connection.transaction():
-                handled = await action(connection, now)
-                await perform(connection, audit.record_jobs(note, now, handled))
-            return handled
-
-        return await self._connections.again(attempt)
-
-
-@look
-def _count_ready(queue: int, policy: Policy, gates: Sequence[bytes]) -> Procedure[tuple[dict[bytes, int], bool]]:
-    """Ready jobs by gate, and whether so many bells wait that they should be folded: not all of them were counted."""
-    found = yield query("count_ready", queue, gates, UNFOLDED_AT_MOST + 1)
-    counts = dict.fromkeys(gates, 0) | {row["gate"]: row["count"] for row in found if row["gate"] is not None}
-    bells = [(row["priority"], decode_keys(row["keys"]), row["count"]) for row in found if row["gate"] is None]
-    return add_bells(policy, counts, bells), len(bells) > UNFOLDED_AT_MOST
+        """The caller's connection."""
+        connection = await borrowed(tx)
+        with speaking():
+            yield await self._understood(connection)

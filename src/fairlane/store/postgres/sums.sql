@@ -23,13 +23,11 @@ cross join lateral (
 ) uncounted
 where q.name = $1::text
 
--- name: guard_tallying
--- It is done again if a crash loses it; and whoever falls silent in the middle must not keep its turn for good.
-set local synchronous_commit = off;
-set local idle_in_transaction_session_timeout = '60s'
-
 -- name: take_turn_at_tallying
-select pg_try_advisory_xact_lock(1717660020, $1::integer)
+-- How many claims may be added up at once; 0: somebody else is at it. It is done again if a crash loses it; and whoever falls
+-- silent in the middle must not keep its turn for good. $1 queue
+select case when pg_try_advisory_xact_lock(1717660020, $1::integer) then 2147483647 else 0 end,
+    set_config('synchronous_commit', 'off', true), set_config('idle_in_transaction_session_timeout', '60s', true)
 
 -- name: select_queue_figures
 select f.counted, f.counted_at, f.kept, f.held, f.hours
@@ -76,10 +74,13 @@ delete from fairlane.key_figures k
 using unnest($2::text[], $3::text[]) as u (scope, key)
 where k.queue_id = $1::integer and k.scope = any (array[u.scope]) and k.key = any (array[u.key])
 
--- name: select_keys_to_refresh
--- $1 queue, $2 now, $3 how many
+-- part: keys
 select k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.began_at, k.run_time, k.held_by, k.hours, k.minutes
 from fairlane.key_figures k
+
+-- name: select_keys_to_refresh
+-- $1 queue, $2 now, $3 how many
+{keys}
 where k.queue_id = $1::integer and k.refresh_at is not null and k.refresh_at <= $2::bigint
 order by k.refresh_at
 limit $3::integer
@@ -129,16 +130,14 @@ limit $3::integer
 
 -- name: walk_keys
 -- $1 queue, $2 scope, $3 after which key, $4 how many
-select k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.began_at, k.run_time, k.held_by, k.hours, k.minutes
-from fairlane.key_figures k
+{keys}
 where k.queue_id = $1::integer and k.scope = $2::text and k.key > $3::text
 order by k.key
 limit $4::integer
 
 -- name: select_held_keys
 -- $1 queue, $2 and $3 after which scope and key, $4 how many
-select k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.began_at, k.run_time, k.held_by, k.hours, k.minutes
-from fairlane.key_figures k
+{keys}
 where k.queue_id = $1::integer and k.held_by is not null and (k.scope, k.key) > ($2::text, $3::text)
 order by k.scope, k.key
 limit $4::integer

@@ -20,51 +20,55 @@ select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, g
 from numbers
 cross join gates on gates.queue = ?1 and gates.id = substr(?3, 16 * n + 1, 16)
 
--- name: scan_flows
--- Flows that take turns, from there on. They are read one by one, until there are enough. ?1 queue, ?2 and ?3 from where
+-- part: flows
 select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by
 from flows
+
+-- name: scan_flows
+-- Flows that take turns, from there on. They are read one by one, until there are enough. ?1 queue, ?2 and ?3 from where
+{flows}
 where queue = ? and standing = 1 and (vtime, tie) >= (?, ?)
 order by vtime, tie
 
--- name: select_ready_lanes
+-- part: lanes
 select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
 from lanes
+
+-- name: select_ready_lanes
+{lanes}
 where flow = ? and standing = 1
 order by rank, head
 
 -- name: select_parked_lanes
-select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
-from lanes
+{lanes}
 where gate = ? and standing = 2
 order by tag, head
 
 -- name: select_parked_flows
-select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by
-from flows
+{flows}
 where gate = ? and standing = 2
 order by vtime, tie
 
--- name: select_alarms
--- Gates to be woken after a time, the first of them first. ?1 queue, ?2 after when
+-- part: gates
 select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by
 from gates
+
+-- name: select_alarms
+-- Gates to be woken after a time, the first of them first. ?1 queue, ?2 after when
+{gates}
 where queue = ? and wake_at is not null and wake_at > ?
 order by wake_at
 
 -- name: select_all_lanes
-select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
-from lanes
+{lanes}
 where queue = ?
 
 -- name: select_all_flows
-select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by
-from flows
+{flows}
 where queue = ?
 
 -- name: select_all_gates
-select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by
-from gates
+{gates}
 where queue = ?
 
 -- name: upsert_flow
@@ -154,7 +158,7 @@ where queue = ?
 delete from gates
 where queue = ?
 
--- name: walk_lanes
+-- name: walk_idle_lanes
 -- Collection walks the lanes a stretch at a time: an index of idle ones would have to be written again and again.
 select id, ready, in_flight, standing = 0 and ready <= 0 and in_flight <= 0
 from lanes
@@ -166,7 +170,7 @@ limit ?3
 delete from lanes
 where queue = ? and id = ?
 
--- name: walk_flows
+-- name: walk_idle_flows
 -- Without lanes, and its tag behind the queue's virtual time: forgetting it gives no credit. A weight that a job brought
 -- along outlives its jobs for a time, ?5: others of its key may be due later.
 select id,
@@ -183,7 +187,7 @@ limit ?3
 delete from flows
 where queue = ? and id = ?
 
--- name: walk_gates
+-- name: walk_idle_gates
 -- A number that a job brought along outlives its jobs for a time, ?5: others of its key may be due later.
 select id, in_flight <= 0 and waiting <= 0 and awake <= 0 and tat <= ?4 - (value is not null) * ?5
 from gates

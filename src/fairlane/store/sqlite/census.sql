@@ -43,7 +43,7 @@ join shared_releases r on r.shared_limit = q.shared_limit
 join queues on queues.id = r.queue
 where q.queue = ?
 
--- name: walk_all_gates
+-- name: walk_gates
 -- ?1 queue, ?2 from where, ?3 how many
 select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value
 from gates
@@ -51,7 +51,7 @@ where id > ?2 and queue = ?1
 order by id
 limit ?3
 
--- name: walk_all_shared_gates
+-- name: walk_shared_gates
 -- ?1 queue, ?2 from where, ?3 how many
 select g.id, g."limit", g.key, g.in_flight, g.tat, g.contenders, g.memo, g.value
 from shared_limit_queues q

@@ -22,27 +22,16 @@ from fairlane.scheduler.journal import (
     encode_removed,
     encode_tally,
 )
-from fairlane.scheduler.rebuild import (
-    HeldLane,
-    corrected,
-    imported,
-    rebuild,
-    refuse_to_strand,
-    shared_tokens,
-    tokens_of_its_own,
-    tokens_to_share,
-)
+from fairlane.scheduler.rebuild import Rebuilt
 from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
 from fairlane.scheduler.snapshot import (
     Arrival,
     Forced,
     GateRow,
     Head,
-    KeptPlaces,
     Plan,
     QueueRow,
     Release,
-    Snapshot,
     Start,
     paces_of,
 )
@@ -56,7 +45,7 @@ from fairlane.store.protocol import (
     Looked,
     WorkerIdentity,
 )
-from fairlane.store.rows import decode_keys, decode_limit, decode_overrides, journal_too_new
+from fairlane.store.rows import decode_limit, decode_overrides, journal_too_new
 from fairlane.store.sqlite import rows, shared_limits
 from fairlane.store.sqlite.database import Transaction
 
@@ -361,84 +350,15 @@ def fold_all(tx: Transaction, queue: QueueInForce, now: Instant) -> QueueInForce
             return queue
 
 
-def replace_policy(
-    tx: Transaction,
-    queue: QueueInForce,
-    policy: Policy,
-    now: Instant,
-    *,
-    accept_missing_keys: bool,
-    coming: Sequence[GateRow] = (),
-) -> None:
-    """Put another policy in force; `InvalidPolicy` where waiting jobs lack a key that it looks at."""
-    in_force = policy.overridden(queue.policy.overrides)
-    queue = fold_all(tx, queue, now)
-    to_tables(tx, queue, now)
-    gates = [rows.gate(row) for row in tx.all("select_all_gates", queue.id)]
-    tokens = tokens_to_share(queue.policy, policy, gates)
-    for name, bound in shared_tokens(queue.policy, policy).items():
-        coming = [*coming, *tokens_of_its_own(policy.queue, name, shared_limits.gates_of(tx, bound))]
-    _remake(tx, queue, in_force, now, accept_missing_keys=accept_missing_keys, coming=coming)
-    tx.run("update_policy", policy.encoded, policy.digest, now, queue.id)
-    shared_limits.put_in_force(tx, queue.id, policy, now)
-    shared_limits.count_running(tx, queue.id, policy)
-    shared_limits.put_tokens(tx, policy, tokens)
-
-
-def check_waiting(tx: Transaction, queue: QueueInForce, policy: Policy) -> None:
-    """Refuse what `replace_policy` would refuse because of jobs that wait, as far as bells have been folded."""
-    lanes = [rows.lane(row) for row in tx.all("select_all_lanes", queue.id)]
-    refuse_to_strand(policy, tail_of(tx, queue).over(Delta(lanes=lanes)).lanes)
-
-
-def remake(
-    tx: Transaction, queue: QueueInForce, policy: Policy, now: Instant, holds: Sequence[HeldLane] | None = None
-) -> None:
-    """Make flows and gates anew from the lanes, as this policy has them; every lane with ready jobs is woken. With
-    `holds`, lanes count those."""
-    queue = fold_all(tx, queue, now)
-    to_tables(tx, queue, now)
-    _remake(tx, queue, policy, now, holds=holds)
-
-
-def _remake(
-    tx: Transaction,
-    queue: QueueInForce,
-    policy: Policy,
-    now: Instant,
-    *,
-    accept_missing_keys: bool = True,
-    coming: Sequence[GateRow] = (),
-    holds: Sequence[HeldLane] | None = None,
-) -> None:
-    """The same once the tables hold everything."""
-    lanes = [rows.lane(row) for row in tx.all("select_all_lanes", queue.id)]
-    if holds is not None:
-        lanes = corrected(lanes, holds)
-    if not accept_missing_keys:
-        refuse_to_strand(policy, lanes)
-    rebuilt = rebuild(
-        policy,
-        now,
-        queue.state,
-        [rows.flow(row) for row in tx.all("select_all_flows", queue.id)],
-        lanes,
-        imported(policy.queue, [rows.gate(row) for row in tx.all("select_all_gates", queue.id)], coming),
-        [] if policy.sequence is None else kept_places(tx, queue.id),
-    )
+def replace_board(tx: Transaction, queue: int, rebuilt: Rebuilt, now: Instant) -> None:
+    """Put another board in the place of the one that the tables hold."""
     for statement in ("delete_flows", "delete_lanes", "delete_gates"):
-        tx.run(statement, queue.id)
-    _put(tx, queue.id, Delta(rebuilt.flows, rebuilt.lanes, rebuilt.gates), now)
+        tx.run(statement, queue)
+    _put(tx, queue, Delta(rebuilt.flows, rebuilt.lanes, rebuilt.gates), now)
     state = rebuilt.queue
-    numbers = (state.vtime, state.cursor, state.cursor_tie, state.tie, state.cost)
-    tx.run("replace_state", *numbers, *rebuilt.totals, queue.id)
+    tx.run("replace_state", state.vtime, state.cursor, state.cursor_tie, state.tie, state.cost, *rebuilt.totals, queue)
     if rebuilt.tally is not None:
-        tx.run("note_told", queue.id, encode_tally(rebuilt.tally))
-
-
-def kept_places(tx: Transaction, queue: int) -> list[KeptPlaces]:
-    found = tx.all("count_kept_places", queue)
-    return [KeptPlaces(priority, decode_keys(keys), count) for priority, keys, count in found]
+        tx.run("note_told", queue, encode_tally(rebuilt.tally))
 
 
 def _promote(tx: Transaction, queue: QueueInForce, now: Instant) -> None:
@@ -527,17 +447,6 @@ def _plan(
     if queue.policy.shared_limits:
         events = shared_limits.fold_into(tx, queue.id, events)
     return answer(tx, queue, board.claim(events, want, lag=lag, listens=listens, ahead=ahead))
-
-
-def peek(
-    tx: Transaction, queue: QueueInForce, want: int, now: Instant, lanes: Iterable[bytes]
-) -> tuple[ResidentBoard, Snapshot]:
-    """What a claim would start from, with these lanes too. The bells stay where they are."""
-    if expired := queue.policy.overrides.expired(now):
-        queue = msgspec.structs.replace(queue, policy=queue.policy.without(expired))
-    board = tail_of(tx, queue)
-    events = _events(queue, now, _read_bells(tx, queue), forced_jobs(tx, queue.id, want))
-    return board, answer(tx, queue, board.snapshot(shared_limits.look_into(tx, queue.id, events), want, lanes))
 
 
 def _write(tx: Transaction, queue: QueueInForce, plan: Plan, bells: _Bells, now: Instant) -> None:

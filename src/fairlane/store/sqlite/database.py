@@ -31,7 +31,7 @@ STATEMENTS = load_statements(
     "queries.sql",
     "board.sql",
     "operators.sql",
-    "examining.sql",
+    "explain.sql",
     "census.sql",
     "partitions.sql",
     "sums.sql",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 import msgspec
@@ -15,13 +15,8 @@ from fairlane.job import NewJob, State, Until
 from fairlane.policy.unique import (
     Admission,
     Conflict,
-    Ended,
     Holder,
-    OnReplayConflict,
-    Readmission,
     admit,
-    digest_of,
-    readmit,
 )
 from fairlane.store.rows import no_such_job, no_such_queue
 from fairlane.store.rows import record_of as record_of
@@ -193,29 +188,6 @@ def take(tx: Transaction, admission: Admission) -> None:
         [(key, job, unique.digest, int(unique.until), unique.expires_at(admission.now)) for key, job, unique in taken],
     )
     tx.run_many("insert_unique_job", [(job, key, int(unique.until)) for key, job, unique in taken])
-
-
-def readmitted(
-    tx: Transaction,
-    jobs: Sequence[UUID],
-    now: Instant,
-    on_conflict: OnReplayConflict,
-    earlier: Mapping[bytes, Holder],
-) -> Readmission:
-    """Which of these jobs may come back, as far as their unique keys are concerned."""
-    asked = ((job, tx.one("select_unique_job", job.bytes)) for job in jobs)
-    ended = [Ended(job, row[0], Until(row[1]), digest_of(row[2])) for job, row in asked if row is not None]
-    found = {each.key: _holder(tx, each.key) for each in ended}
-    holders = {key: holder for key, holder in found.items() if holder is not None}
-    return readmit(ended, holders, now, on_conflict, earlier)
-
-
-def take_back(tx: Transaction, readmission: Readmission) -> None:
-    """Write down that jobs which are put back have their keys again."""
-    tx.run_many(
-        "take_unique",
-        [(key, each.job.bytes, each.digest, int(each.until), None) for key, each in readmission.taken.items()],
-    )
 
 
 def forget(tx: Transaction, jobs: Iterable[bytes]) -> None:

@@ -99,24 +99,18 @@ from (
     )
 )
 
--- name: select_oldest_finished
--- ?1 and ?2 states as above, ?3 how many
-select position, id
-from (
-    select * from (
-        select position, id, finished_at from jobs indexed by jobs_by_end
-        where state = ?1 and finished_at is not null
-        order by finished_at, position limit ?3
-    )
-    union all
-    select * from (
-        select position, id, finished_at from jobs indexed by jobs_by_end
-        where state = ?2 and ?1 <> ?2 and finished_at is not null
-        order by finished_at, position limit ?3
-    )
-)
+-- name: select_finished
+-- Jobs that ended in this state by a time, the oldest first. ?1 state, ?2 by when, ?3 how many
+select finished_at, position, id
+from jobs indexed by jobs_by_end
+where state = ?1 and finished_at is not null and finished_at <= ?2
 order by finished_at, position
 limit ?3
+
+-- name: select_states
+select id, state
+from jobs
+where id = ?
 
 -- name: has_flow
 select exists (select 1 from flows where queue = ? and id = ?)

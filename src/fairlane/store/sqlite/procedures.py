@@ -1,13 +1,12 @@
 """What procedures ask, answered on SQLite within one transaction.
 
-What PostgreSQL does in one statement and SQLite in several is in `COMPOSED`, by the same name. Whoever is to be nudged
-is told once the transaction is committed.
+What PostgreSQL does in one statement and SQLite in several is in `Statements`, by the same name.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -15,7 +14,13 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import Instant, SystemClock
-from fairlane.store.boards import QueueClock
+from fairlane.policy.overrides import Override
+from fairlane.policy.policy import Policy
+from fairlane.scheduler.journal import Removed
+from fairlane.scheduler.rebuild import Rebuilt
+from fairlane.scheduler.resident import Ask, Events, Found, ResidentBoard
+from fairlane.scheduler.snapshot import Arrival, FlowRow, Forced, GateRow, KeptPlaces, LaneRow
+from fairlane.store.boards import QueueClock, QueueTime
 from fairlane.store.migrations import single_statements
 from fairlane.store.procedures import (
     Each,
@@ -30,9 +35,12 @@ from fairlane.store.procedures import (
     Some,
     Told,
 )
-from fairlane.store.schedules import ORPHANED_AFTER
-from fairlane.store.sqlite import jobs
-from fairlane.store.sqlite.database import Row, Transaction
+from fairlane.store.protocol import FOLD_AT_MOST, RELEASES_AT_MOST
+from fairlane.store.rows import decode_keys, no_such_queue
+from fairlane.store.sqlite import claims, jobs, results, rows
+from fairlane.store.sqlite.database import Transaction
+from fairlane.store.sqlite.shared_limits import Sharing
+from fairlane.store.sqlite.statements import Statements
 from fairlane.store.sqlite.wakeups import take_waiters
 
 T = TypeVar("T")
@@ -41,19 +49,25 @@ T = TypeVar("T")
 class Nudges(NamedTuple):
     """Whom a transaction wakes."""
 
-    waiters: Sequence[UUID] = ()
-    schedule_holders: Sequence[UUID] = ()
+    waiters: Sequence[UUID]
+    """One that is gone is to be replaced."""
+    schedule_holders: Sequence[UUID]
+    others: Sequence[UUID]
+    """Who waits for results, runs a job that is cancelled, or claims by other terms now."""
 
 
-class Driver:
-    """Answers a procedure within one transaction."""
+class Driver(Statements):
+    """Answers a procedure within one transaction, as of one moment."""
 
     def __init__(self, tx: Transaction, clock: QueueClock, memory: dict[Any, Any]) -> None:
-        self.tx = tx
-        self.clock = clock
+        super().__init__(tx)
+        self._clock = clock
         self._memory = memory
-        self.woken: Counter[int] = Counter()
-        self.has_new_schedules = False
+        self._boards: dict[str, Board] = {}
+
+    @cached_property
+    def time(self) -> QueueTime:
+        return self._clock.time()
 
     def perform(self, procedure: Procedure[T]) -> T:
         found: Any = None
@@ -67,12 +81,12 @@ class Driver:
     def answer(self, asked: Question) -> Any:
         tx = self.tx
         match asked:
-            case Query(name, parameters) if name in COMPOSED:
-                return COMPOSED[name](self, *parameters)
+            case Query(name, parameters) if (composed := getattr(Statements, name, None)) is not None:
+                return composed(self, *parameters)
             case Query(name, parameters):
                 return tx.answer(name, map(_bound, parameters))
-            case Each(name, rows, _):
-                return [row for each in rows for row in tx.answer(name, map(_bound, each))]
+            case Each(name, rows_given, _):
+                return [row for each in rows_given for row in tx.answer(name, map(_bound, each))]
             case Some(name, parameters, most, but_not):
                 return tx.some(name, most, but_not, *map(_bound, parameters))
             case Many(name, queue, written):
@@ -81,27 +95,140 @@ class Driver:
                 for statement in single_statements(sql):
                     tx.connection.execute(statement)
             case Enqueue(new):
-                ready, conflicts = jobs.insert(tx, new, self.clock.now())
+                ready, conflicts = jobs.insert(tx, new, self.time.now)
                 self.woken.update(ready)
                 return conflicts
-            case OnBoard(queue, action, parameters):
-                return attrgetter(action)(queue)(*parameters)
+            case OnBoard(name, action, parameters):
+                board = self._boards.setdefault(name, Board(tx, name, self.time.now))
+                found = attrgetter(action)(board)
+                return found(*parameters) if callable(found) else found
             case Told("now"):
-                return self.clock.now()
+                return self.time.now
             case Told("time"):
-                return self.clock.time()
+                return self.time
             case Told():
                 return self._memory
         return None
 
     def nudges(self) -> Nudges:
         """Whom this transaction wakes. To be asked at its end."""
-        return Nudges(
-            take_waiters(self.tx, self.woken),
-            [UUID(bytes=worker) for (worker,) in self.tx.all("select_schedule_holders")]
-            if self.has_new_schedules
-            else (),
+        tx = self.tx
+        holders = tx.all("select_schedule_holders") if self.has_new_schedules else ()
+        others = self.stopped | results.take_waiters(tx, self.ended)
+        if self.has_new_terms:
+            others |= {UUID(bytes=worker) for (worker,) in tx.all("select_holders")}
+        return Nudges(take_waiters(tx, self.woken), [UUID(bytes=worker) for (worker,) in holders], list(others))
+
+
+class Loaded:
+    """A queue as a claim would find it; its bells stay where they are."""
+
+    def __init__(self, tx: Transaction, queue: claims.QueueInForce, now: Instant) -> None:
+        self._tx = tx
+        self._queue = queue
+        self.now = now
+        self.policy = queue.policy
+        self.state = queue.state
+
+    @property
+    def expired(self) -> list[Override]:
+        return self.policy.overrides.expired(self.now)
+
+    @cached_property
+    def board(self) -> ResidentBoard:
+        return claims.tail_of(self._tx, self._queue)
+
+    @cached_property
+    def arrivals(self) -> list[Arrival]:
+        return [rows.arrival(row) for row in self._tx.all("select_arrivals", self._queue.id, FOLD_AT_MOST)]
+
+    def events(self, forced: list[Forced]) -> Events:
+        texts = self._tx.all("select_releases", self._queue.id, RELEASES_AT_MOST)
+        releases = [bell for _, text in texts for bell in rows.releases(text)]
+        return Events(self.now, self.state, self.arrivals, releases, forced, self._queue.applied_at)
+
+
+class Board:
+    """What procedures do with the board of a queue: as `Scheduling` does on PostgreSQL."""
+
+    def __init__(self, tx: Transaction, name: str, now: Instant) -> None:
+        self._tx = tx
+        self._name = name
+        self._now = now
+
+    @property
+    def queue(self) -> claims.QueueInForce:
+        """Its row as it is by now, or `UnknownQueue`."""
+        return known_queue(self._tx, self._name)
+
+    @cached_property
+    def number(self) -> int:
+        return self.queue.id
+
+    @cached_property
+    def sharing(self) -> Sharing:
+        return Sharing(self._tx, self.number)
+
+    def load(self, want: int) -> Loaded:
+        return Loaded(self._tx, self.queue, self._now)
+
+    def in_force(self) -> tuple[Policy, Instant]:
+        return self.queue.policy, self._now
+
+    def ask(self, ask: Ask) -> Found:
+        return claims.found(self._tx, self.number if ask.is_of_board else 0, ask)
+
+    def forced(self, want: int) -> list[Forced]:
+        return claims.forced_jobs(self._tx, self.number, want)
+
+    def kept_places(self, policy: Policy) -> list[KeptPlaces]:
+        """With what bells that nobody has folded will say: places given back are still counted, new ones are not."""
+        if policy.sequence is None:
+            return []
+        tx, queue = self._tx, self.queue
+        told = [*tx.all("count_kept_places", queue.id), *tx.all("select_unfolded_places", queue.id)]
+        places = [KeptPlaces(priority, decode_keys(keys), count) for priority, keys, count in told]
+        bells = [bell for (text,) in tx.all("select_unfolded", queue.id) for bell in rows.releases(text) if bell.kept]
+        if bells:
+            named = claims.tail_of(tx, queue).find(lanes={bell.lane for bell in bells})
+            lanes = {lane.id: lane for lane in claims.answer(tx, queue, named).lanes}
+            found = [(lanes[bell.lane], bell.kept) for bell in bells if bell.lane in lanes]
+            places += [KeptPlaces(lane.priority, lane.keys, -kept) for lane, kept in found]
+        return places
+
+    def fold_all(self) -> Loaded:
+        return Loaded(self._tx, claims.fold_all(self._tx, self.queue, self._now), self._now)
+
+    def checkpoint(self, loaded: Loaded) -> None:
+        claims.checkpoint(self._tx, self.queue, self._now)
+
+    def to_tables(self, loaded: Loaded) -> None:
+        claims.to_tables(self._tx, self.queue, self._now)
+
+    def select_all(self) -> tuple[list[FlowRow], list[LaneRow], list[GateRow]]:
+        tx, queue = self._tx, self.number
+        return (
+            [rows.flow(row) for row in tx.all("select_all_flows", queue)],
+            [rows.lane(row) for row in tx.all("select_all_lanes", queue)],
+            [rows.gate(row) for row in tx.all("select_all_gates", queue)],
         )
+
+    def replace(self, rebuilt: Rebuilt, now: Instant) -> None:
+        claims.replace_board(self._tx, self.number, rebuilt, now)
+
+    def put_gates(self, gates: Sequence[GateRow], now: Instant) -> None:
+        claims.put_gates(self._tx, self.number, gates, now)
+
+    def note_removed(self, loaded: Loaded, removed: Removed, ready: int, running: int) -> None:
+        claims.note_removed(self._tx, self.queue, removed, ready, running)
+
+
+def known_queue(tx: Transaction, name: str) -> claims.QueueInForce:
+    """A queue by its name, or `UnknownQueue`."""
+    queue = claims.load_queue(tx, name)
+    if queue is None:
+        raise no_such_queue(name)
+    return queue
 
 
 def _bound(value: Any) -> Any:
@@ -117,27 +244,6 @@ def _bound(value: Any) -> Any:
     if value and isinstance(value[0], bytes):
         return b"".join(value)
     return msgspec.json.encode(value).decode()
-
-
-def _announce_schedules(driver: Driver) -> list[Row]:
-    driver.has_new_schedules = True
-    return []
-
-
-def _keep_schedules(
-    driver: Driver, now: Instant, names: Sequence[str], digests: Sequence[bytes], worker: UUID | None
-) -> list[Row]:
-    driver.tx.run("forget_schedule_holders", now - ORPHANED_AFTER)
-    if worker is not None:
-        driver.tx.run("put_schedule_holder", worker.bytes, now)
-    driver.tx.run_many("keep_schedule", [(now, *each) for each in zip(names, digests, strict=True)])
-    return []
-
-
-COMPOSED: dict[str, Callable[..., list[Row]]] = {
-    "announce_schedules": _announce_schedules,
-    "keep_schedules": _keep_schedules,
-}
 
 
 def perform(tx: Transaction, procedure: Procedure[T]) -> T:

@@ -3,6 +3,7 @@
 -- name: insert_queue
 insert into queues (name, policy, digest, version)
 values (?, ?, ?, 1)
+on conflict (name) do nothing
 
 -- name: select_queue
 select id, policy, digest, version, applied_at, amended, seq, token, stored, base, format, vtime, cursor, cursor_tie, tie, cost
@@ -35,9 +36,11 @@ from queues
 where name = ?
 
 -- name: update_policy
+-- ?1 queue, ?2 policy, ?3 digest, ?4 now
 update queues
-set policy = ?, digest = ?, version = version + 1, applied_at = ?
-where id = ?
+set policy = ?2, digest = ?3, version = version + 1, applied_at = ?4
+where id = ?1
+returning version
 
 -- name: take_positions
 update positions
@@ -170,6 +173,11 @@ select position, id, queue, lane, priority, lane_keys, attempt, max_attempts, re
 from jobs
 where id = ? and lease = ? and state = 2
 
+-- name: select_held
+select id
+from jobs
+where id = ? and lease = ? and state = 2
+
 -- name: select_claims
 -- The same for many. ?1 how many, ?2 their ids and ?3 their leases, one after the other.
 with recursive numbers (n) as (select 0 union all select n + 1 from numbers where n + 1 < ?1)
@@ -278,9 +286,10 @@ from leases
 where id = ?
 
 -- name: update_progress
+-- ?1 job, ?2 lease, ?3 how far it is, ?4 in words
 update jobs
-set progress = ?, progress_message = ?
-where id = ? and lease = ? and state = 2
+set progress = ?3, progress_message = ?4
+where id = ?1 and lease = ?2 and state = 2
 
 -- name: select_job
 select jobs.id, queues.name, task, state, priority, keys, payload, attempt, max_attempts, enqueued_at, due_at, claimed_at,
@@ -321,20 +330,10 @@ where job = ?
 order by claimed_at, rowid
 
 -- name: select_counts
-select ready, running, parked
+select ready, running, parked,
+    (select count(*) from arrivals where queue = ?1) + (select coalesce(sum(count), 0) from releases where queue = ?1)
 from queues
-where id = ?
-
--- name: count_bells
-select (select count(*) from arrivals where queue = ?1)
-    + (select coalesce(sum(count), 0) from releases where queue = ?1)
-
--- name: select_finished
-select position, id
-from jobs
-where state = ? and finished_at is not null and finished_at <= ?
-order by finished_at
-limit ?
+where id = ?1
 
 -- name: delete_job
 delete from jobs
@@ -426,7 +425,7 @@ where job = ?
 delete from uniques
 where job = ? and expires_at is null
 
--- name: delete_expired_uniques
+-- name: prune_uniques
 delete from uniques
 where id in (select id from uniques where expires_at <= ? order by expires_at limit ?)
 
@@ -515,9 +514,17 @@ where q.queue = ?
 order by s.name
 
 -- name: select_shared_limit
-select id, document
+-- A limit, and one of the other queues that name it. ?1 limit, ?2 the queue
+select id, document, (
+    select queues.name
+    from shared_limit_queues q
+    join queues on queues.id = q.queue
+    where q.shared_limit = shared_limits.id and queues.name <> ?2
+    order by queues.name
+    limit 1
+)
 from shared_limits
-where name = ?
+where name = ?1
 
 -- name: select_sharers
 select queues.id, queues.name
@@ -526,11 +533,15 @@ join queues on queues.id = q.queue
 where q.shared_limit = ?
 order by queues.name
 
--- name: put_shared_limit
+-- name: insert_shared_limit
 insert into shared_limits (name, document)
 values (?, ?)
-on conflict (name) do update set document = excluded.document
-returning id
+on conflict (name) do nothing
+
+-- name: update_shared_limit
+update shared_limits
+set document = ?2
+where name = ?1
 
 -- name: delete_sharing
 delete from shared_limit_queues
@@ -538,7 +549,9 @@ where queue = ?
 
 -- name: insert_sharing
 insert into shared_limit_queues (shared_limit, queue)
-values (?, ?)
+select id, ?1
+from shared_limits
+where name = ?2
 
 -- name: select_shared_releases
 select r.id, r.gate, queues.name, r.task, r.ended, r.ran, r.unstarted, r.since, r.failed, r.neutral, r.latest
@@ -574,7 +587,7 @@ where id = ?
 -- name: select_shared_gates_of_limit
 select id, "limit", key, in_flight, tat, contenders, memo, value
 from shared_gates
-where shared_limit = ?
+where shared_limit = (select shared_limits.id from shared_limits where name = ?)
 
 -- name: upsert_shared_gate
 -- The last parameter is the name of the limit.
@@ -615,7 +628,7 @@ update jobs
 set shared = ?
 where position = ?
 
--- name: walk_shared_gates
+-- name: walk_idle_shared_gates
 select g.id, g.in_flight = 0 and g.contenders = '[]' and g.tat <= ?4
 from shared_limit_queues q
 join shared_gates g on g.shared_limit = q.shared_limit
@@ -633,20 +646,26 @@ from overrides
 where queue = ?
 order by id
 
--- name: put_override
+-- name: put_overrides
+-- ?1 queue, ?2 ids, ?3 documents
 insert into overrides (queue, id, document)
-values (?, ?, ?)
+select ?1, i.value, d.value
+from json_each(?2) as i
+join json_each(?3) as d on d.key = i.key
+where true
 on conflict (queue, id) do update
 set document = excluded.document
 
--- name: delete_override
+-- name: delete_overrides
+-- ?1 queue, ?2 ids
 delete from overrides
-where queue = ? and id = ?
+where queue = ?1 and id in (select value from json_each(?2))
 
 -- name: update_amended
+-- ?1 queue, ?2 a new name for what is in force, ?3 when the next override ends
 update queues
-set amended = ?, overrides_end_at = ?
-where id = ?
+set amended = ?2, overrides_end_at = ?3
+where id = ?1
 
 -- name: next_override_end
 select overrides_end_at
@@ -748,7 +767,7 @@ where queue = ?1 and lane = ?2 and keeps_place = 1
 limit ?3
 
 -- name: select_policies
--- Every queue with its policy, its overrides and the shared limits that it names.
+-- Queues with their policies, their overrides and the shared limits that they name. ?1 which queues, or null: all of them
 select q.name, q.policy, q.version,
     (select json_group_array(o.document) from (select document from overrides where queue = q.id order by id) o),
     (
@@ -762,6 +781,7 @@ select q.name, q.policy, q.version,
         ) s
     )
 from queues q
+where ?1 is null or q.name in (select value from json_each(?1))
 order by q.name
 
 

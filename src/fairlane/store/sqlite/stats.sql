@@ -1,13 +1,16 @@
 -- What people look at. Nothing is written; a statement for each queue, where there is no table that names it.
 
+-- part: named_queues
+from json_each(?1) as u
+cross join queues as q on q.name = u.value
+
 -- name: survey
 -- What claims have left. ?1 queues by name, ?2 scheduled jobs are counted up to this
 select q.name, q.ready, q.running, q.parked,
     (select count(*) from (select 1 from jobs where queue = q.id and due_at is not null limit ?2)),
     (select min(due_at) from jobs where queue = q.id and due_at is not null),
     f.counted_at, coalesce(f.held, '{}'), f.hours
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
+{named_queues}
 left join queue_figures as f on f.queue = q.id
 order by u.key
 
@@ -21,8 +24,7 @@ group by q.name
 -- name: select_minutes
 -- ?1 queues by name, ?2 since when
 select q.name, m.figures
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
+{named_queues}
 cross join minutes as m on m.queue = q.id and m.minute >= ?2
 order by q.name, m.minute
 
@@ -40,8 +42,7 @@ select q.name, '[' || group_concat(
     '[' || json_quote(k.scope) || ',' || json_quote(k.key) || ',' || k.waiting || ',' || k.running || ',' || k.ended || ','
     || coalesce(k.started_at, 0) || ',' || coalesce(k.held_by, '[]') || ']'
 ) || ']'
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
+{named_queues}
 cross join key_figures as k on k.queue = q.id
 where (?2 is null or k.scope = ?2) and (not ?3 or k.held_by is not null)
 group by q.name
@@ -50,8 +51,7 @@ group by q.name
 -- Keys by a part of their names, each once: most searches find few, and the table is walked in its own order. Whatever finds
 -- many is asked of a list. ?1 queues by name, ?2 scope, ?3 what labels have in them, ?4 how many
 select distinct k.key
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
+{named_queues}
 cross join key_figures as k on k.queue = q.id
 where k.scope = ?2 and instr(k.label, ?3) > 0
 limit ?4
@@ -59,45 +59,18 @@ limit ?4
 -- A list of keys: most first. ?1 the queue's name, ?2 scope, ?3 what labels have in them, ?4 to ?6 after which (what it is
 -- sorted by, key, queue).
 
--- name: list_keys_by_waiting
+-- name: list_keys_by_waiting = k.waiting
+-- name: list_keys_by_running = k.running
+-- name: list_keys_by_ended = k.ended
+-- name: list_keys_by_started = coalesce(k.started_at, 0)
 select k.key
 from queues as q
 cross join key_figures as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
-  and (-k.waiting, k.key) >= (?4, ?5)
-  and (-k.waiting, k.key, q.name) > (?4, ?5, ?6)
+  and (-{it}, k.key) >= (?4, ?5)
+  and (-{it}, k.key, q.name) > (?4, ?5, ?6)
   and (?3 = '' or instr(k.label, ?3) > 0)
-order by -k.waiting, k.key
-
--- name: list_keys_by_running
-select k.key
-from queues as q
-cross join key_figures as k on k.queue = q.id
-where q.name = ?1 and k.scope = ?2
-  and (-k.running, k.key) >= (?4, ?5)
-  and (-k.running, k.key, q.name) > (?4, ?5, ?6)
-  and (?3 = '' or instr(k.label, ?3) > 0)
-order by -k.running, k.key
-
--- name: list_keys_by_ended
-select k.key
-from queues as q
-cross join key_figures as k on k.queue = q.id
-where q.name = ?1 and k.scope = ?2
-  and (-k.ended, k.key) >= (?4, ?5)
-  and (-k.ended, k.key, q.name) > (?4, ?5, ?6)
-  and (?3 = '' or instr(k.label, ?3) > 0)
-order by -k.ended, k.key
-
--- name: list_keys_by_start
-select k.key
-from queues as q
-cross join key_figures as k on k.queue = q.id
-where q.name = ?1 and k.scope = ?2
-  and (-coalesce(k.started_at, 0), k.key) >= (?4, ?5)
-  and (-coalesce(k.started_at, 0), k.key, q.name) > (?4, ?5, ?6)
-  and (?3 = '' or instr(k.label, ?3) > 0)
-order by -coalesce(k.started_at, 0), k.key
+order by -{it}, k.key
 
 -- name: list_keys_by_name
 select k.key
@@ -148,16 +121,14 @@ where nth <= ?2
 -- name: select_unseen
 -- How much has come that no claim has seen: jobs, since when the first of them is ready, and events. ?1 queues by name
 select q.name, sum(a.count), min(iif(a.count > 0, a.since, null)), count(*)
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
+{named_queues}
 cross join arrivals as a on a.queue = q.id
 group by q.name
 
 -- name: select_unseen_given
 -- The different numbers that these jobs brought along, each with the latest job that did. ?1 queues by name
 select q.name, a.given, max(a.given_by)
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
+{named_queues}
 cross join arrivals as a on a.queue = q.id
 where a.given is not null
 group by q.name, a.given
@@ -166,15 +137,13 @@ group by q.name, a.given
 -- How many jobs had kept their place in a sequence until now, by keys: those that have come, and those that are due.
 -- ?1 queues by name, ?2 now
 select q.name, a.priority, a.keys, sum(a.resumed)
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
+{named_queues}
 cross join arrivals as a on a.queue = q.id
 where a.resumed > 0
 group by q.name, a.lane, a.priority
 union all
 select q.name, j.priority, j.lane_keys, count(*)
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
+{named_queues}
 cross join jobs as j indexed by jobs_keeping_place on j.queue = q.id and j.keeps_place = 1 and j.due_at <= ?2
 group by q.name, j.lane, j.priority
 
@@ -201,16 +170,14 @@ group by name
 select q.name, q.applied_at, b.value ->> 0, b.value ->> 1, b.value ->> 2, b.value ->> 3, b.value ->> 4, b.value ->> 5,
     b.value ->> 6, b.value ->> 7, b.value ->> 8, b.value ->> 9, b.value ->> 10, b.value ->> 11,
     b.value ->> 12
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
+{named_queues}
 cross join releases as r on r.queue = q.id
 cross join json_each(r.bells) as b
 
 -- name: select_told_of
 -- What claims have told that is not in the stats, in order. ?1 queues by name
 select q.name, j.told
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
+{named_queues}
 cross join journal as j on j.queue = q.id
 where j.seq > coalesce((select f.counted from queue_figures as f where f.queue = q.id), 0) and j.told is not null
 order by q.id, j.seq
@@ -218,23 +185,20 @@ order by q.id, j.seq
 -- name: select_tails
 -- What the tables of these queues do not hold, in order. ?1 queues by name
 select q.name, j.delta
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
+{named_queues}
 cross join journal as j on j.queue = q.id and j.seq > q.stored
 order by q.id, j.seq
 
 -- name: select_keys_of_lanes
 -- ?1 queues by name, ?2 lanes, one after the other
 select l.id, l.priority, l.keys
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
+{named_queues}
 cross join lanes as l on l.queue = q.id and l.id = substr(?2, 16 * u.key + 1, 16)
 
 -- name: select_gates_named
 -- ?1 queues by name, ?2 gates, one after the other
 select g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
+{named_queues}
 cross join gates as g on g.queue = q.id and g.id = substr(?2, 16 * u.key + 1, 16)
 
 -- name: select_gates_in_doubt
@@ -275,8 +239,7 @@ cross join shared_gates as g on g.shared_limit = l.id and (g.in_flight > 0 or g.
 -- name: select_rung
 -- Gates that these queues are to look at, because another queue has left them room. ?1 queues by name
 select q.name, r.gate
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
+{named_queues}
 cross join rings as r on r.queue = q.id
 
 -- name: select_shared_ends
@@ -290,8 +253,7 @@ cross join queues as q on q.id = r.queue
 -- name: select_weights_named
 -- Flows: their own weights, and by which jobs those were given. ?1 queues by name, ?2 flows, one after the other
 select f.id, f.weight, f.given_by
-from json_each(?1) as u
-cross join queues as q on q.name = u.value
+{named_queues}
 cross join flows as f on f.queue = q.id and f.id = substr(?2, 16 * u.key + 1, 16)
 
 -- name: select_lanes_of_flow

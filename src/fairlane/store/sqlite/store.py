@@ -3,78 +3,62 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import Clock, Instant, SystemClock, microseconds
-from fairlane.errors import InvalidPolicy, JobNotFound, SchemaOutOfDate
-from fairlane.job import Claim, JobRecord, NewJob, Outcome, State
-from fairlane.policy.backlog import add_bells
+from fairlane.errors import InvalidPolicy, SchemaOutOfDate
+from fairlane.job import Claim, JobRecord, NewJob, Outcome
 from fairlane.policy.division import as_divided
-from fairlane.policy.overrides import Amendment, Override
 from fairlane.policy.policy import Policy
-from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
-from fairlane.scheduler.rebuild import Miscount, WaitingLane
+from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement
-from fairlane.scheduler.snapshot import GateRow
-from fairlane.store import audit
-from fairlane.store.audit import Note
+from fairlane.store import policies
 from fairlane.store.boards import KEPT_EVERY, PLANS_AT_MOST, Checkpoints, QueueClock, QueueTime, Raced
-from fairlane.store.health import Traces
-from fairlane.store.operators import CANCEL, Handled
+from fairlane.store.health import Health, SqliteHealth
 from fairlane.store.procedures import Work
 from fairlane.store.protocol import (
-    EVERYONE,
-    UNFOLDED_AT_MOST,
     Adopted,
     Choice,
     Claimed,
-    Counted,
     Landings,
     Listener,
     Looked,
-    Pruned,
-    QueueCounts,
     Reaped,
-    Rehomed,
     Renewed,
-    Retention,
     Store,
     WorkerIdentity,
 )
 from fairlane.store.results import forever
 from fairlane.store.rows import Declared, cancelled_too_fast
 from fairlane.store.scripts import Schema
-from fairlane.store.sqlite import claims, jobs, operators, partitions, results, shared_limits, upkeep
+from fairlane.store.sqlite import claims, jobs, results
 from fairlane.store.sqlite.caller_transactions import in_callers_transaction
 from fairlane.store.sqlite.database import Database, Transaction
-from fairlane.store.sqlite.procedures import Driver, Nudges, perform
-from fairlane.store.sqlite.reads import Stats, known_queue
-from fairlane.store.sqlite.rows import arrival, claim_of
+from fairlane.store.sqlite.procedures import Driver, Nudges, known_queue
+from fairlane.store.sqlite.rows import claim_of
 from fairlane.store.sqlite.settlements import claims_beside, reap, settle, sign, truly_lost
-from fairlane.store.sqlite.wakeups import SCHEDULES, SqliteListener, is_listening, nudge
+from fairlane.store.sqlite.wakeups import SCHEDULES, SqliteListener, nudge
 from fairlane.store.sqlite.wakeups import take_waiters as _take_waiters
 
 T = TypeVar("T")
 SCHEMA = Schema.of("sqlite")
-IN_FLIGHT = 3
-"""Its place in a row of `select_gate`."""
 
 
-class SqliteStore(Stats, Store):
+class SqliteStore(Store):
     """Jobs in a SQLite file, shared by the processes of one machine; or in memory, for tests."""
 
     def __init__(self, path: str | None, *, clock: Clock | None = None, durable_claims: bool = False) -> None:
-        super().__init__(Database(path), QueueClock(clock or SystemClock()))
+        self._database = Database(path)
+        self._clock = QueueClock(clock or SystemClock())
         self._durable_claims = durable_claims
-        self._walk = upkeep.Walk()
-        self._counted: dict[str, tuple[bytes, bytes]] = {}
-        """How far gates have been held against jobs, by queue."""
         self._memory: dict[Any, Any] = {}
         self._results = results.ResultListener(self._database)
         self._checkpoints = Checkpoints(self._database.boards, self._checkpoint, self._add_up_claims)
@@ -108,9 +92,6 @@ class SqliteStore(Stats, Store):
             return []
         return await self.run(SCHEMA.migrate())
 
-    async def now(self) -> Instant:
-        return (await self.time()).now
-
     async def time(self) -> QueueTime:
         return await self._database.read(lambda _: self._clock.time())
 
@@ -120,91 +101,14 @@ class SqliteStore(Stats, Store):
     async def declare(self, policy: Policy) -> Declared:
         """On SQLite the code's declaration applies, divided as the queue is. Where it cannot hold there, the stored one
         stays, and that is drift."""
-        known = await self.policy(policy.queue)
-        if known is not None:
-            try:
-                fitting = as_divided(known.policy, policy)
-            except InvalidPolicy:
-                return Declared(known.policy, known.version, is_drift=True)
-            if known.policy.digest == fitting.digest:
-                return known
+        declared = await super().declare(policy)
+        if not declared.is_drift:
+            return declared
+        try:
+            as_divided(declared.policy, policy)
+        except InvalidPolicy:
+            return declared
         return await self.apply(policy)
-
-    async def apply(self, policy: Policy, note: Note | None = None, *, accept_missing_keys: bool = False) -> Declared:
-        declared = await self._write(lambda tx: self._put_in_force(tx, policy, note, accept_missing_keys))
-        await self._wake(lambda tx: dict.fromkeys(shared_limits.sharers(tx, claims.queue_number(tx, policy.queue)), 1))
-        await self._add_all_up(policy.queue)
-        return declared
-
-    def _put_in_force(
-        self,
-        tx: Transaction,
-        policy: Policy,
-        note: Note | None = None,
-        accept_missing_keys: bool = False,
-        coming: Sequence[GateRow] | None = None,
-    ) -> Declared:
-        queue = claims.load_queue(tx, policy.queue)
-        if queue is not None and coming is None:
-            policy = as_divided(queue.policy, policy)
-        shared_limits.check(tx, policy)
-        now = self._clock.now()
-        if queue is None:
-            tx.run("insert_queue", policy.queue, policy.encoded, policy.digest)
-            shared_limits.put_in_force(tx, claims.queue_number(tx, policy.queue), policy, now)
-            if note is not None:
-                perform(tx, audit.record(note, now, policy.queue, "version 1", None, policy.encoded))
-            return Declared(policy, 1, is_drift=False)
-        if queue.policy.digest == policy.digest:
-            return Declared(queue.policy, queue.version, is_drift=False)
-        claims.replace_policy(tx, queue, policy, now, accept_missing_keys=accept_missing_keys, coming=coming or ())
-        if note is not None:
-            target = f"version {queue.version + 1}"
-            perform(tx, audit.record(note, now, policy.queue, target, queue.policy.encoded, policy.encoded))
-        return Declared(policy.overridden(queue.policy.overrides), queue.version + 1, is_drift=False)
-
-    async def divide(
-        self, policy: Policy, version: int, gates: Sequence[GateRow] = (), note: Note | None = None
-    ) -> bool:
-        def work(tx: Transaction) -> bool:
-            found = claims.load_queue(tx, policy.queue)
-            if version != (0 if found is None else found.version):
-                return False
-            self._put_in_force(tx, policy, note, True, gates)
-            return True
-
-        is_done = await self._write(work)
-        await self._wake(
-            lambda tx: dict.fromkeys(shared_limits.sharers(tx, claims.queue_number(tx, policy.queue)), EVERYONE)
-        )
-        await self._tell_holders()
-        return is_done
-
-    async def rehome(self, queue: str, limit: int = 1_000) -> Rehomed:
-        def work(tx: Transaction) -> tuple[Rehomed, list[UUID]]:
-            rehomed, woken = partitions.rehome(tx, known_queue(tx, queue), limit, self._clock.now())
-            return rehomed, _take_waiters(tx, woken)
-
-        rehomed, waiters = await self._write(work)
-        await self._nudge(waiters)
-        return rehomed
-
-    async def lanes(self, queue: str, *, keeps: bool = False) -> list[WaitingLane]:
-        return await self._database.write(
-            lambda tx: partitions.folded_lanes(tx, known_queue(tx, queue), self._clock.now()),
-            durable=False,
-            keeps=keeps,
-        )
-
-    async def gates_of_strays(self, queue: str, was: int) -> list[tuple[str, GateRow]]:
-        return await self._database.read(lambda tx: partitions.select_gates_of_strays(tx, known_queue(tx, queue), was))
-
-    async def check_waiting(self, policy: Policy) -> None:
-        await self._database.read(lambda tx: claims.check_waiting(tx, known_queue(tx, policy.queue), policy))
-
-    async def policy(self, queue: str) -> Declared | None:
-        found = await self._database.read(lambda tx: claims.load_queue(tx, queue))
-        return None if found is None else Declared(found.policy, found.version, is_drift=False)
 
     async def enqueue(
         self, new: Sequence[NewJob], tx: Any = None, progress: Callable[[int], None] | None = None
@@ -229,12 +133,6 @@ class SqliteStore(Stats, Store):
             progress(len(new))
         return conflicts
 
-    async def count_ready(self, policy: Policy, gates: Sequence[bytes], tx: Any = None) -> dict[bytes, int]:
-        counts = await self._looked(lambda inner: _count_ready(inner, policy, gates), tx)
-        if counts is not None:
-            return counts
-        return await self._written(lambda inner: _count_folded(inner, policy, gates, self._clock.now()), tx)
-
     async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
         return await self._database.read(lambda tx: jobs.admitted(tx, new, self._clock.now()).conflicts)
 
@@ -255,7 +153,7 @@ class SqliteStore(Stats, Store):
 
         def work(tx: Transaction) -> tuple[int, Claimed, list[UUID]]:
             now = self._clock.now()
-            found = operators.expire(tx, known_queue(tx, queue), now)
+            found = self._without_ended(tx, queue, now)
             count = max(0, min(want(), self._database.most_at_once))
             ends_at, listens = now + duration, listener is not None
             claimed, rung = claims.claim(
@@ -287,6 +185,14 @@ class SqliteStore(Stats, Store):
             return claimed
         raise cancelled_too_fast(queue)
 
+    def _without_ended(self, tx: Transaction, name: str, now: Instant) -> claims.QueueInForce:
+        """A queue, once the overrides are gone whose time has come."""
+        queue = known_queue(tx, name)
+        if not (expired := queue.policy.overrides.expired(now)):
+            return queue
+        Driver(tx, self._clock, self._memory).perform(policies.end_overrides(queue.policy, expired, now))
+        return known_queue(tx, name)
+
     async def _checkpoint(self, queue: int) -> None:
         """Write what the tables of a queue do not hold."""
 
@@ -305,7 +211,7 @@ class SqliteStore(Stats, Store):
     async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
         def work(tx: Transaction) -> tuple[Looked, list[UUID]]:
             now = self._clock.now()
-            found = operators.expire(tx, known_queue(tx, queue), now)
+            found = self._without_ended(tx, queue, now)
             if want <= 0:
                 tx.run("withdraw_waiter", found.id, worker.id.bytes)
                 return Looked(0, now, None, look_again=False), _take_waiters(tx, {found.id: 1})
@@ -389,11 +295,6 @@ class SqliteStore(Stats, Store):
 
         return await self._database.write(work, durable=True)
 
-    async def held(self, pairs: Sequence[tuple[UUID, UUID]]) -> list[UUID]:
-        return await self._database.read(
-            lambda tx: [job for job, lease in pairs if tx.one("select_running", job.bytes, lease.bytes) is not None]
-        )
-
     async def claims_beside(self, worker: UUID, leases: Collection[UUID]) -> list[Claim]:
         return await self._database.read(lambda tx: claims_beside(tx, worker, leases))
 
@@ -415,68 +316,8 @@ class SqliteStore(Stats, Store):
         await self._nudge(waiters)
         return reaped
 
-    async def prune(self, retention: Retention, limit: int = 1_000) -> Pruned:
-        return await self._database.write(
-            lambda tx: upkeep.prune(tx, retention, self._clock.time(), limit), durable=False
-        )
-
-    async def collect(self, queue: str, limit: int = 1_000) -> Pruned:
-        return await self._database.write(
-            lambda tx: upkeep.collect(tx, known_queue(tx, queue), self._walk, self._clock.now(), limit),
-            durable=False,
-        )
-
-    async def count_gates(self, queue: str, limit: int = 1_000) -> Counted:
-        def look(tx: Transaction) -> tuple[Counted, tuple[bytes, bytes]]:
-            return upkeep.count(tx, known_queue(tx, queue), self._counted.get(queue, (b"", b"")), limit)
-
-        counted, self._counted[queue] = await self._database.read(look)
-        return counted
-
-    async def recount(self, queue: str) -> list[Miscount]:
-        found = await self._write(lambda tx: upkeep.recount(tx, known_queue(tx, queue), self._clock.now()))
-        if found:
-            await self._wake(lambda tx: dict.fromkeys(shared_limits.sharers(tx, known_queue(tx, queue).id), EVERYONE))
-        return found
-
-    async def cancel(self, job: UUID, note: Note | None = None) -> State:
-        def work(tx: Transaction) -> tuple[jobs.Cancelled, list[UUID], set[UUID]]:
-            now = self._clock.now()
-            cancelled = jobs.cancel(tx, job, now)
-            perform(tx, audit.record_jobs(note, now, CANCEL.handled([job], {job: cancelled.was})))
-            waiters = [] if cancelled.frees is None else _take_waiters(tx, {cancelled.frees: 1})
-            return cancelled, waiters, results.take_waiters(tx, [job])
-
-        cancelled, waiters, result_waiters = await self._write(work)
-        _announce(result_waiters)
-        if cancelled.worker is not None:
-            nudge(cancelled.worker)
-        await self._nudge(waiters)
-        return cancelled.state
-
-    async def cancel_jobs(self, given: Sequence[UUID], note: Note, *, waits: bool = False) -> list[Handled]:
-        def work(tx: Transaction) -> tuple[list[Handled], dict[UUID, jobs.Cancelled], list[UUID], set[UUID]]:
-            now = self._clock.now()
-            ended: dict[UUID, jobs.Cancelled] = {}
-            for job in CANCEL.bounded(given):
-                with contextlib.suppress(JobNotFound):
-                    ended[job] = jobs.cancel(tx, job, now)
-            handled = CANCEL.handled(given, {job: each.was for job, each in ended.items()})
-            perform(tx, audit.record_jobs(note, now, handled))
-            freed = Counter(each.frees for each in ended.values() if each.frees is not None)
-            return handled, ended, _take_waiters(tx, freed), results.take_waiters(tx, list(ended))
-
-        handled, ended, waiters, result_waiters = await self._write(work)
-        _announce(result_waiters)
-        for worker in {each.worker for each in ended.values() if each.worker is not None}:
-            nudge(worker)
-        await self._nudge(waiters)
-        return handled
-
-    async def report_progress(self, claim: Claim, fraction: float, message: str | None) -> None:
-        await self._database.write(
-            lambda tx: tx.run("update_progress", fraction, message, claim.id.bytes, claim.lease.bytes), durable=False
-        )
+    async def health(self, *, brief: bool = False) -> Health:
+        return await self._database.read(lambda tx: _examine_file(tx, self._database.path, brief=brief))
 
     async def wait_until_ended(self, job: UUID, until: Instant | None) -> JobRecord:
         record = await self.job(job)
@@ -484,14 +325,6 @@ class SqliteStore(Stats, Store):
             return record
         alarm = forever if until is None else lambda: self._clock.sleep_until(until)
         return await self._results.ended(job, lambda: self.job(job), alarm)
-
-    async def counts(self, queue: str) -> QueueCounts:
-        def look(tx: Transaction) -> QueueCounts:
-            number = known_queue(tx, queue).id
-            ready, running, parked = tx.one("select_counts", number) or (0, 0, 0)
-            return QueueCounts(ready, running, parked, tx.value("count_bells", number))
-
-        return await self._database.read(look)
 
     async def listen(self, worker: WorkerIdentity) -> Listener:
         return SqliteListener(worker, self._database, self._clock)
@@ -507,6 +340,8 @@ class SqliteStore(Stats, Store):
             found, _ = await self._borrowed(tx, within, writes=terms.writes)
         elif terms.writes:
             found, nudges = await self._database.write(within, durable=terms.is_durable, keeps=terms.keeps)
+            for worker in nudges.others:
+                nudge(worker)
             await self._nudge(nudges.waiters)
             for worker in nudges.schedule_holders:
                 # Who does not listen yet looks once it does; who is gone is forgotten in time.
@@ -515,12 +350,6 @@ class SqliteStore(Stats, Store):
             found, _ = await self._database.read(within)
         return found
 
-    async def _looked(self, work: Callable[[Transaction], T], tx: Any) -> T:
-        return await self._database.read(work) if tx is None else await self._borrowed(tx, work, writes=False)
-
-    async def _written(self, work: Callable[[Transaction], T], tx: Any) -> T:
-        return await self._write(work) if tx is None else await self._borrowed(tx, work)
-
     async def _borrowed(self, tx: Any, work: Callable[[Transaction], T], *, writes: bool = True) -> T:
         def begun(inner: Transaction) -> T:
             self._begin(inner, writes)
@@ -528,77 +357,8 @@ class SqliteStore(Stats, Store):
 
         return await in_callers_transaction(tx, self._database.path, begun, writes=writes)
 
-    async def replay(
-        self,
-        jobs: Sequence[UUID],
-        delay: int | None = None,
-        note: Note | None = None,
-        *,
-        on_conflict: OnReplayConflict = "reject",
-        earlier: Mapping[bytes, Holder] = NO_KEYS,
-        dry_run: bool = False,
-    ) -> list[Handled]:
-        if dry_run:
-            now = self._clock.now()
-            return await self._database.read(lambda tx: operators.foresee_replay(tx, jobs, now, on_conflict, earlier))
-        return await self._handle(lambda tx, now: operators.replay(tx, jobs, delay, now, on_conflict, earlier), note)
-
-    async def purge(self, jobs: Sequence[UUID], note: Note | None = None) -> list[Handled]:
-        return await self._handle(lambda tx, now: (operators.purge(tx, jobs), {}), note)
-
-    async def retry_now(self, jobs: Sequence[UUID], note: Note | None = None) -> list[Handled]:
-        return await self._handle(lambda tx, now: operators.retry_now(tx, jobs, now), note)
-
-    async def force(self, jobs: Sequence[UUID], note: Note) -> list[Handled]:
-        return await self._handle(lambda tx, now: operators.force(tx, jobs, now), note)
-
-    async def amend(
-        self, queues: Sequence[str], put: Sequence[Override], remove: Sequence[str], note: Note
-    ) -> list[Amendment]:
-        def work(tx: Transaction) -> tuple[list[Amendment], list[UUID]]:
-            found = [known_queue(tx, queue) for queue in queues]
-            amendments = operators.apply(tx, found, put, remove, note, self._clock.now())
-            return amendments, _take_waiters(tx, {each.id: EVERYONE for each in found})
-
-        amendments, waiters = await self._write(work)
-        await self._nudge(waiters)
-        await self._tell_holders()
-        return amendments
-
-    async def traces(self, queue: str, flows: Sequence[bytes], gates: Sequence[bytes]) -> Traces:
-        def look(tx: Transaction) -> tuple[frozenset[bytes], list[UUID]]:
-            known = known_queue(tx, queue)
-            board = claims.tail_of(tx, known)
-            found = [each for each in flows if each in board.flows or tx.value("has_flow", known.id, each)]
-            found += [each for each in gates if each in board.gates or tx.value("has_gate", known.id, each)]
-            return frozenset(found), [UUID(bytes=worker) for (worker,) in tx.all("select_waiters", known.id)]
-
-        found, waiters = await self._database.read(look)
-        return Traces(found, sum(map(is_listening, waiters)))
-
-    async def _handle(
-        self, action: Callable[[Transaction, Instant], tuple[list[Handled], dict[int, int]]], note: Note | None
-    ) -> list[Handled]:
-        def work(tx: Transaction) -> tuple[list[Handled], list[UUID]]:
-            now = self._clock.now()
-            handled, ready = action(tx, now)
-            perform(tx, audit.record_jobs(note, now, handled))
-            return handled, _take_waiters(tx, ready)
-
-        handled, waiters = await self._write(work)
-        await self._nudge(waiters)
-        return handled
-
     async def _write(self, work: Callable[[Transaction], T]) -> T:
         return await self._database.write(work, durable=True)
-
-    async def _wake(self, queues: Callable[[Transaction], Mapping[int, int]]) -> None:
-        await self._nudge(await self._database.write(lambda tx: _take_waiters(tx, queues(tx)), durable=False))
-
-    async def _tell_holders(self) -> None:
-        """Let those look who hold claims: what has not started stands by terms that have just changed."""
-        for (worker,) in await self._database.read(lambda tx: tx.all("select_holders")):
-            nudge(UUID(bytes=worker))
 
     async def _nudge(self, workers: Sequence[UUID]) -> None:
         """Wake these workers. One that is gone is forgotten, and all who wait are woken in its place: it is rare."""
@@ -642,21 +402,32 @@ def _replace(tx: Transaction, gone: Sequence[UUID]) -> list[UUID]:
     return [UUID(bytes=worker) for (worker,) in tx.all("take_all_waiters")]
 
 
-def _count_ready(tx: Transaction, policy: Policy, gates: Sequence[bytes]) -> dict[bytes, int] | None:
-    """Ready jobs by gate; `None` where so many bells wait that they are to be folded first."""
-    queue = claims.queue_number(tx, policy.queue)
-    arrived = tx.all("select_arrivals", queue, UNFOLDED_AT_MOST + 1)
-    if len(arrived) > UNFOLDED_AT_MOST:
-        return None
-    found = {gate: tx.one("select_gate", queue, gate) for gate in gates}
-    counts = {gate: 0 if row is None else row[IN_FLIGHT] for gate, row in found.items()}
-    bells = [arrival(row) for row in arrived]
-    return add_bells(policy, counts, [(bell.priority, bell.keys, bell.count) for bell in bells])
+def _examine_file(tx: Transaction, path: str | None, *, brief: bool) -> SqliteHealth:
+    wal = 0 if path is None else _size(f"{path}-wal")
+    return SqliteHealth(
+        path=path,
+        journal_mode=tx.value("select_journal_mode"),
+        size=tx.value("select_page_count") * tx.value("select_page_size"),
+        wal_size=wal,
+        free_space=None if path is None else shutil.disk_usage(Path(path).resolve().parent).free,
+        others=[] if path is None or brief else sorted(_processes_with(Path(path).resolve())),
+    )
 
 
-def _count_folded(tx: Transaction, policy: Policy, gates: Sequence[bytes], now: Instant) -> dict[bytes, int]:
-    """The same, once every bell is folded: nobody claims, and somebody has to."""
-    queue = claims.load_queue(tx, policy.queue)
-    if queue is not None:
-        claims.fold_all(tx, queue, now)
-    return _count_ready(tx, policy, gates) or {}
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _processes_with(file: Path) -> Iterator[int]:
+    """Processes that have the file open, where the system tells (Linux), and of those that this user may ask."""
+    for process in Path("/proc").glob("[0-9]*"):
+        if int(process.name) == os.getpid():
+            continue
+        try:
+            if any(os.readlink(each) == str(file) for each in (process / "fd").iterdir()):
+                yield int(process.name)
+        except OSError:  # it has ended, or is somebody else's
+            continue

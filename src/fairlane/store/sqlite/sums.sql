@@ -53,9 +53,12 @@ set waiting = excluded.waiting, running = excluded.running, ended = excluded.end
 delete from key_figures
 where queue = ?1 and (scope, key) in (select value ->> 0, value ->> 1 from json_each(?2))
 
--- name: select_keys_to_refresh
+-- part: keys
 select scope, key, waiting, running, ended, failed, ran, arrived_at, started_at, began_at, run_time, held_by, hours, minutes
 from key_figures
+
+-- name: select_keys_to_refresh
+{keys}
 where queue = ? and refresh_at is not null and refresh_at <= ?
 order by refresh_at
 limit ?
@@ -104,16 +107,14 @@ limit ?3
 
 -- name: walk_keys
 -- ?1 queue, ?2 scope, ?3 after which key, ?4 how many
-select scope, key, waiting, running, ended, failed, ran, arrived_at, started_at, began_at, run_time, held_by, hours, minutes
-from key_figures
+{keys}
 where queue = ?1 and scope = ?2 and key > ?3
 order by key
 limit ?4
 
 -- name: select_held_keys
 -- ?1 queue, ?2 and ?3 after which scope and key, ?4 how many
-select scope, key, waiting, running, ended, failed, ran, arrived_at, started_at, began_at, run_time, held_by, hours, minutes
-from key_figures
+{keys}
 where queue = ?1 and (scope, key) > (?2, ?3) and held_by is not null
 order by scope, key
 limit ?4

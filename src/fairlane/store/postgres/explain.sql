@@ -1,7 +1,7 @@
 -- What is read to explain why something waits. Nothing is written, and no lock is taken: one snapshot answers it all.
 
 -- name: select_subject
-select j.queue_id, q.name as queue, j.task, j.state, j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task)::text as keys,
+select q.name as queue, j.task, j.state, j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task)::text as keys,
     j.lane, j.position, j.due_at, j.claimed_at, j.worker, j.finished_at, j.attempt, j.outcome, j.error,
     (select l.worker_id from fairlane.leases l where l.id = j.lease limit 1) as worker_id, j.suspicion
 from fairlane.jobs j
@@ -18,20 +18,17 @@ from (
     limit $4::integer
 ) ahead
 
--- name: count_flows_ahead
--- Flows whose turn comes before, up to a number. $1 queue, $2 and $3 the cursor, $4 and $5 its own tag, $6 at most,
--- $7 flows that the journal knows better
-select count(*)
-from (
-    select
-    from fairlane.flows f
-    where f.queue_id = $1::integer
-      and f.standing = 1
-      and (f.vtime, f.tie) >= ($2::double precision, $3::bigint)
-      and (f.vtime, f.tie) < ($4::double precision, $5::bigint)
-      and not f.id = any ($7::bytea[])
-    limit $6::integer
-) ahead
+-- name: select_flows_between
+-- Flows whose turn comes before another's. $1 queue, $2 and $3 the cursor, $4 and $5 its own tag, $6 at most, $7 flows that the
+-- journal knows better
+select f.id
+from fairlane.flows f
+where f.queue_id = $1::integer
+  and f.standing = 1
+  and (f.vtime, f.tie) >= ($2::double precision, $3::bigint)
+  and (f.vtime, f.tie) < ($4::double precision, $5::bigint)
+  and not f.id = any ($7::bytea[])
+limit $6::integer
 
 -- name: select_running_of_queue
 -- Jobs of a queue that run, from the leases: they are few beside what waits. $1 queue, $2 at most
@@ -50,18 +47,12 @@ cross join lateral (
     limit 1
 ) j
 
--- name: select_waiting_lanes
--- Every lane with ready jobs, for whoever wants to know what another policy would make of them.
-select l.id, l.priority, l.keys, l.ready
-from fairlane.lanes l
-where l.queue_id = $1::integer and l.ready > 0
-
 -- name: is_forced
 select exists (select from fairlane.forced x where x.job = $1::uuid)
 
 -- name: select_ids
 -- Jobs by their place, in the same snapshot.
-select u.nth, j.id
+select j.id
 from unnest($1::tid[]) with ordinality as u (place, nth)
 cross join lateral (select j.id from fairlane.jobs j where j.ctid = u.place limit 1) j
 order by u.nth

@@ -36,7 +36,7 @@ limit ?2
 -- name: is_forced
 select exists (select 1 from forced where job = ?)
 
--- name: select_id
+-- name: select_ids
 select id
 from jobs
 where position = ?

@@ -1,0 +1,107 @@
+"""What is read to explain why something waits. Nothing is written and no lock is taken: one snapshot answers it all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from fairlane.job import State
+from fairlane.scheduler.explain import (
+    COUNTED,
+    COUNTED_BESIDE,
+    Examined,
+    Facts,
+    Kept,
+    Running,
+    Subject,
+    examine,
+    sequence_lane,
+)
+from fairlane.scheduler.resident import ResidentBoard
+from fairlane.scheduler.snapshot import QueueRow, Snapshot
+from fairlane.store.procedures import Each, Procedure, Some, answered, on_board, query, value
+from fairlane.store.rows import decode_keys, no_such_job, uuid_of
+from fairlane.store.upkeep import miscounts_at
+
+RUNNING = 1_000
+NEXT_UP = 10
+
+
+def subject_of(job: UUID) -> Procedure[Subject]:
+    """A job, as far as it concerns its waiting; or `JobNotFound`."""
+    found = yield query("select_subject", job)
+    if not found:
+        raise no_such_job(job)
+    queue, task, state, priority, keys, lane, position, *rest, worker, suspicion = found[0]
+    rest += [None if worker is None else uuid_of(worker), suspicion]
+    return Subject(queue, decode_keys(keys), priority, job, task, State(state), lane, position, *rest)
+
+
+def facts_about(subject: Subject, lanes: Sequence[bytes]) -> Procedure[Facts]:
+    """Everything that is known of what holds a job, a key or a queue, these lanes included."""
+    queue = subject.queue
+    board, snapshot = yield from _peek(queue, lanes)
+    examined, plan = yield from answered(queue, board.answer(examine(snapshot, subject, NEXT_UP)))
+    number = yield on_board(queue, "number")
+    (ready, _, parked, _), *_ = (yield query("select_counts", number)) or [(0, 0, 0, 0)]
+    next_up = (yield Each("select_ids", [(start.head.ref,) for start in plan.starts])) if plan.starts else ()
+    running = yield query("select_running_of_queue", number, RUNNING)
+    ahead, flows_ahead = yield from _count_ahead(number, subject, snapshot.queue, examined, board)
+    return Facts(
+        subject,
+        snapshot.policy,
+        snapshot.now,
+        snapshot.queue,
+        examined,
+        ready,
+        [Running(uuid_of(job), task, level, decode_keys(held), *rest) for job, task, level, held, *rest in running],
+        ahead,
+        flows_ahead,
+        [uuid_of(job) for (job,) in next_up],
+        (yield from _kept(number, sequence_lane(snapshot.policy, subject))),
+        subject.job is not None and bool((yield from value("is_forced", subject.job))),
+        miscounts=(yield from miscounts_at(queue, snapshot.policy, examined.full, RUNNING)),
+        parked=parked,
+        ahead_in=(yield from _ahead_in(subject, examined)),
+    )
+
+
+def _peek(queue: str, lanes: Sequence[bytes]) -> Procedure[tuple[ResidentBoard, Snapshot]]:
+    """What a claim would start from; what has happened stays where it is."""
+    loaded = yield on_board(queue, "load", 0)
+    events = loaded.events((yield on_board(queue, "forced", NEXT_UP)))
+    policy, board = loaded.policy.without(loaded.expired), loaded.board
+    if policy.shared_limits:
+        policy, events = yield on_board(queue, "sharing.look", policy, events)
+    if board.policy is not policy:
+        board.rebind(policy)
+    return board, (yield from answered(queue, board.snapshot(events, NEXT_UP, lanes)))
+
+
+def _kept(queue: int, lane: bytes | None) -> Procedure[list[Kept]]:
+    found = () if lane is None else (yield query("select_kept_places", queue, lane, RUNNING))
+    return [Kept(uuid_of(job), task, priority, decode_keys(keys), due) for job, task, priority, keys, due in found]
+
+
+def _count_ahead(
+    queue: int, subject: Subject, state: QueueRow, examined: Examined, board: ResidentBoard
+) -> Procedure[tuple[int, int]]:
+    """Jobs of its lane, and flows, whose turn comes before."""
+    lane, flow = examined.lane, examined.flow
+    if subject.state is not State.READY or subject.lane is None:
+        return 0, 0
+    floor = lane.floor if lane else 0
+    ahead: int = yield from value("count_ahead", subject.lane, floor, subject.position, COUNTED)
+    if flow is None:
+        return ahead, 0
+    cursor, turn = (state.cursor, state.cursor_tie), (examined.turn, flow.tie)
+    unchanged = yield Some("select_flows_between", (queue, *cursor, *turn), COUNTED, board.changed[0])
+    return ahead, min(COUNTED, len(unchanged) + board.changed_flows_before(cursor, turn))
+
+
+def _ahead_in(subject: Subject, examined: Examined) -> Procedure[dict[bytes, int]]:
+    found: dict[bytes, Any] = {}
+    for lane in examined.others.lanes if subject.state is State.READY else ():
+        found[lane.id] = yield from value("count_ahead", lane.id, lane.floor, subject.position, COUNTED_BESIDE)
+    return found
