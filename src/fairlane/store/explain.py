@@ -68,7 +68,7 @@ def facts_about(subject: Subject, lanes: Sequence[bytes]) -> Procedure[Facts]:
 
 def _peek(queue: str, lanes: Sequence[bytes]) -> Procedure[tuple[ResidentBoard, Snapshot]]:
     """What a claim would start from; what has happened stays where it is."""
-    loaded = yield on_board(queue, "load", 0)
+    loaded = yield on_board(queue, "load")
     events = loaded.events((yield on_board(queue, "forced", NEXT_UP)))
     policy, board = loaded.policy.without(loaded.expired), loaded.board
     if policy.shared_limits:

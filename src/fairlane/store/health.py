@@ -101,7 +101,7 @@ def standstills(queues: Sequence[str], before: Instant, limit: int = 10) -> Proc
     most `limit` of each queue and kind."""
     found: list[Standstill] = []
     for queue in queues:
-        loaded = yield on_board(queue, "load", 0)
+        loaded = yield on_board(queue, "load")
         flows, _, gates = map(list, loaded.board.changed)
         found += [
             Standstill(queue=name, limit=gate, key=decode_key(key), lanes=lanes, since=since)
@@ -136,7 +136,7 @@ class Traces(msgspec.Struct, frozen=True):
 @snapshot
 def traces(queue: str, flows: Sequence[bytes], gates: Sequence[bytes]) -> Procedure[Traces]:
     """What there is of a queue to see besides its counts; each flow and gate is looked up by its id."""
-    board = (yield on_board(queue, "load", 0)).board
+    board = (yield on_board(queue, "load")).board
     number = yield on_board(queue, "number")
     ((stored_flows, stored_gates, listeners),) = yield query("select_traces", number, list(flows), list(gates))
     known = {each for each in (*flows, *gates) if each in board.flows or each in board.gates}

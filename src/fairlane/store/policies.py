@@ -172,7 +172,7 @@ def _put_in_force(
 @snapshot
 def check_waiting(policy: Policy) -> Procedure[None]:
     """Refuse what `replace` would refuse because of the jobs that wait, as far as claims have seen them."""
-    board = (yield on_board(policy.queue, "load", 0)).board
+    board = (yield on_board(policy.queue, "load")).board
     found = yield query("select_lanes_in_use", (yield on_board(policy.queue, "number")))
     stored = [
         LaneRow(lane, b"", priority, decode_keys(keys), ready, 0, 0, 0, 0, None, 0.0)
@@ -269,7 +269,7 @@ def _store(policy: Policy, amendment: Amendment, now: Instant) -> Procedure[None
     """Store overrides, and let whoever may start now look: where that may be every lane, the board is made anew."""
     queue, changed = policy.queue, policy.overridden(amendment.overrides)
     number = yield on_board(queue, "number")
-    loaded = (yield on_board(queue, "fold_all")) if amendment.rebuilds else (yield on_board(queue, "load", 0))
+    loaded = (yield on_board(queue, "fold_all")) if amendment.rebuilds else (yield on_board(queue, "load"))
     yield on_board(queue, "to_tables", loaded)
     if amendment.rebuilds:
         flows, lanes, gates = yield on_board(queue, "select_all")
@@ -359,6 +359,6 @@ def gates_that_move(queue: str, was: int) -> Procedure[list[tuple[str, GateRow]]
     """The gates of keys that were at home here, when there were `was` partitions, and belong to another one now; each
     with the name of that one."""
     policy = (yield from _known(queue)).policy
-    yield on_board(queue, "checkpoint", (yield on_board(queue, "load", 0)))
+    yield on_board(queue, "checkpoint", (yield on_board(queue, "load")))
     flows, _, gates = yield on_board(queue, "select_all")
     return gates_of_strays(policy, was, gates) + weights_of_strays(policy, was, flows)

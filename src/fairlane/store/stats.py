@@ -702,7 +702,7 @@ class Moment:
     def next_jobs(self, queue: str, keys: Mapping[str, str | None], limit: int = 20) -> Procedure[list[JobRecord]]:
         """Ready jobs of one flow of a queue (or, without `Fair`, of the whole) in the order in which it would start
         them if nothing held it back: its lanes by the rank of their heads, each from its floor on."""
-        loaded = yield on_board(queue, "load", 0)
+        loaded = yield on_board(queue, "load")
         policy, board = loaded.policy, loaded.board
         flow = policy.flow_of(int(keys.get("priority") or 0), keys)
         arrivals = [bell for bell in loaded.arrivals if policy.flow_of(bell.priority, bell.keys) == flow]

@@ -118,7 +118,7 @@ def collect(queue: str, limit: int = 1_000) -> Procedure[Pruned]:
     call walks a stretch of each table, and the next one goes on from there."""
     reached = (yield MEMORY).setdefault("collect", {})
     *own, shared_from = reached.get(queue, [b""] * 4)
-    loaded = yield on_board(queue, "load", 0)
+    loaded = yield on_board(queue, "load")
     yield on_board(queue, "checkpoint", loaded)
     number, now = (yield on_board(queue, "number")), (yield NOW)
     found = yield query("collect_idle", number, *own, limit, now, VALUES_LAST)
@@ -146,7 +146,7 @@ def count_gates(queue: str, limit: int = 1_000) -> Procedure[Counted]:
     takes no lock, and is right whatever goes on meanwhile: it counts in one snapshot."""
     reached = (yield MEMORY).setdefault("count_gates", {})
     after, shared_after = reached.get(queue, (b"", b""))
-    loaded = yield on_board(queue, "load", 0)
+    loaded = yield on_board(queue, "load")
     stored = yield query("walk_gates", (yield on_board(queue, "number")), after, limit)
     own = loaded.board.over(Delta(gates=[_gate(row) for row in stored])).gates
     found = yield from _miscounts(queue, loaded.board, loaded.policy, own)
@@ -164,7 +164,7 @@ def miscounts_at(queue: str, policy: Policy, gates: Sequence[bytes], most: int) 
     """The same for these gates, a queue's own and shared ones; nothing, where more jobs run than may be looked at."""
     if not gates or (yield from value("count_held")) > most:
         return []
-    board = (yield on_board(queue, "load", 0)).board
+    board = (yield on_board(queue, "load")).board
     own = (yield from answered(queue, board.find(gates=gates))).gates
     found = (yield from _miscounts(queue, board, policy, own, only=gates)) if own else []
     shared = (yield on_board(queue, "sharing.select", gates)) if policy.shared_limits else []

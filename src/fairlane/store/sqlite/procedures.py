@@ -169,7 +169,7 @@ class Board:
     def sharing(self) -> Sharing:
         return Sharing(self._tx, self.number)
 
-    def load(self, want: int) -> Loaded:
+    def load(self) -> Loaded:
         return Loaded(self._tx, self.queue, self._now)
 
     def in_force(self) -> tuple[Policy, Instant]:
