@@ -99,13 +99,19 @@ async def every_job(store: Store, queue: str = "webhooks") -> list[JobRecord]:
             return found
 
 
+def is_due(job: JobRecord, now: Instant) -> bool:
+    """Its time has come, and no claim has let it join its lane."""
+    return job.state is State.SCHEDULED and job.due_at is not None and job.due_at <= now
+
+
 async def truth(store: Store, by: By, queue: str = "webhooks") -> dict[tuple[str | None, ...], tuple[int, int]]:
-    """Who waits and who runs by key, counted from the jobs."""
+    """Who waits (what is due does) and who runs by key, counted from the jobs."""
+    now = await store.now()
     waiting: Counter[tuple[str | None, ...]] = Counter()
     running: Counter[tuple[str | None, ...]] = Counter()
     for job in await every_job(store, queue):
         key = select(by, {**job.keys, "task": job.task}, job.priority)
-        waiting[key] += job.state is State.READY
+        waiting[key] += job.state is State.READY or is_due(job, now)
         running[key] += job.state is State.RUNNING
     return {key: (waiting[key], running[key]) for key in waiting if waiting[key] or running[key]}
 
@@ -289,7 +295,8 @@ async def assert_true_now(store: Store, policy: Policy) -> None:
     for by in policy.scopes:
         assert await shown(store, by, policy.queue) == await truth(store, by, policy.queue), f"by {by}"
     (queue,) = await store.ask(lambda moment: moment.survey([policy.queue]))
-    counted = Counter(job.state for job in await every_job(store, policy.queue))
+    now, jobs = await store.now(), await every_job(store, policy.queue)
+    counted = Counter(State.READY if is_due(job, now) else job.state for job in jobs)
     assert (queue.ready, queue.running) == (counted[State.READY], counted[State.RUNNING])
     assert (queue.scheduled.count, queue.dead.count) == (counted[State.SCHEDULED], counted[State.DEAD])
     held = [each for by in policy.scopes for each in await all_keys(store, by, [policy.queue]) if each.held_by]
