@@ -437,7 +437,7 @@ class AuditList(msgspec.Struct, kw_only=True):
     """Where the next page begins; `null`: this is the last one."""
 
 
-@_of(ScheduleView, *(name for name in get_type_hints(ScheduleView) if name != "job"))
+@_of(ScheduleView, *(name for name in get_type_hints(ScheduleView) if name not in ("job", "now")))
 class ScheduleShown:
     """A schedule as it stands."""
 
