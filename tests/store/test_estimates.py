@@ -42,6 +42,26 @@ async def test_another_lane_at_the_same_rate_is_ahead_as_far_as_it_came_first(st
     assert 30 <= (told.estimate - clock.now()) / SECOND <= 1.25 * 30, "how other lanes take turns is not known exactly"
 
 
+@pytest.mark.parametrize("has_claimed", [True, False], ids=["claimed", "nobody has claimed"])
+async def test_a_head_start_is_told_as_far_as_it_goes(store: Store, clock: ManualClock, has_claimed: bool) -> None:
+    """Priority 5 is worth five minutes: jobs that have waited for longer go first, and all others do not."""
+    await store.declare(RATE)
+    await serving(store, clock, "q", slots=100)
+    await given_jobs(store, RATE, {"endpoint": "api"}, 100)
+    for _ in range(has_claimed):
+        await claim(store, "q", 1)
+    urgent = await given_jobs(store, RATE, {"endpoint": "api"}, 20, priority=5)
+    told = await operations_on(store).jobs.explain(urgent[-1])
+    assert told.estimate is not None
+    assert 19 <= (told.estimate - clock.now()) / SECOND <= 1.3 * 20
+    clock.advance("6m")
+    await serving(store, clock, "q", slots=100)
+    (later,) = await given_jobs(store, RATE, {"endpoint": "api"}, priority=5)
+    told = await operations_on(store).jobs.explain(later)
+    assert told.estimate is not None
+    assert 118 <= (told.estimate - clock.now()) / SECOND <= 1.3 * 120
+
+
 async def test_a_flow_is_told_its_turns_and_not_the_end_of_the_queue(store: Store, clock: ManualClock) -> None:
     policy = Policy("q", Fair(by="account", charge="count"), (Rate(60, per="1m", burst=1),))
     await store.declare(policy)
