@@ -108,7 +108,7 @@ class Service(msgspec.Struct, frozen=True):
     unbegun: str | None = None
     """What a dispatcher says of messages that nobody begins."""
     slots: int = 0
-    """What the workers that serve it run at the same time at most, for all their queues."""
+    """What the workers that serve it run at the same time at most, for all their queues; for a job, its queue's."""
 
     @property
     def can_start(self) -> bool:
