@@ -219,3 +219,64 @@ def test_the_time_in_which_nothing_was_served_does_not_slow_what_was_seen() -> N
     ]
     for until in (12 * MINUTE, 14 * MINUTE):
         assert Seen(minutes, until).pace(10 * MINUTE) == pytest.approx(1, rel=0.02)
+
+
+async def drain_hints(app: App, clock: ManualClock, *queues: str) -> list[tuple[str | None, str]]:
+    """What hints say of keys that rates hold, once workers serve these queues."""
+    await serving(await app.opened(), clock, *queues)
+    return [(each.queue, each.words.rpartition(": ")[2]) for each in (await app.operations.overview()).hints]
+
+
+@pytest.mark.parametrize("by", ["vendor", None])
+async def test_a_key_drains_with_the_jobs_of_other_queues_that_share_its_rate(url: str, by: str | None) -> None:
+    """O17: together they start two jobs a second, and take turns as long as both have some."""
+    app = App(url, clock=(clock := ManualClock()))
+    for queue in ("calls", "mails", "idle"):
+        shared = Rate(120, per="1m", burst=4, by=by, name="vendor")
+        app.queue(queue, limits=[shared, Rate(1_000, per="1s", burst=1, by="vendor")], keys=["vendor"])
+
+    @app.task(queue="calls")
+    async def call(vendor: str) -> None: ...
+
+    @app.task(queue="mails")
+    async def mail(vendor: str) -> None: ...
+
+    async def drained_in(queue: str) -> float | None:
+        return (await app.operations.keys.show(queue, {"vendor": "acme"})).view.drained_in
+
+    async with app:
+        await call.enqueue_many([call.call("acme")] * 24)
+        await mail.enqueue_many([mail.call("acme")] * 64)
+        for _ in range(2):
+            clock.advance("1ms")
+            assert [len(await app.queues[each].claim(5)) for each in ("calls", "mails") * 2] == [1, 1, 0, 0]
+        assert sorted(await drain_hints(app, clock, "calls", "mails", "idle")) == [
+            ("calls", "22 jobs wait, 22 s to drain"),
+            ("mails", "62 jobs wait, 42 s to drain"),
+        ]
+        assert await drained_in("calls") == pytest.approx(22, rel=0.02), "22 here, and as many there"
+        assert await drained_in("mails") == pytest.approx((62 + 22) / 2, rel=0.02)
+        await app.operations.queues.pause("mails")
+        assert await drained_in("calls") == pytest.approx(22 / 2, rel=0.02), "nothing of the other one starts"
+
+
+async def test_a_hint_adds_up_the_partitions_of_a_queue(url: str) -> None:
+    """O17: one endpoint, to which jobs in all partitions go, at two a second."""
+    app = App(url, clock=(clock := ManualClock()))
+    rate = Rate(120, per="1m", burst=5, by="endpoint")
+    queue = app.queue("calls", fair=Fair(by="account"), partitions=4, partition_by="account", limits=[rate])
+
+    @app.task(queue="calls")
+    async def call(account: str, endpoint: str) -> None: ...
+
+    async with app:
+        await app.enqueue_many([call.call(f"account-{n % 12}", "slow") for n in range(84)])
+        assert sum([len(await queue.claim(4)) for _ in range(8)]) == 5
+        (hint,) = await drain_hints(app, clock, "calls")
+        (listed,) = (await app.operations.keys.list("calls", "endpoint")).keys
+        assert listed.drained_in is not None
+        assert listed.drained_in == pytest.approx(79 / 2, rel=0.02)
+        assert hint == ("calls", f"79 jobs wait, {lasting(listed.drained_in)} to drain")
+        (alone,) = (await app.operations.keys.list("calls__p1", "endpoint")).keys
+        assert alone.drained_in is not None
+        assert alone.drained_in > 1.5 * alone.waiting / 2, "those of other partitions start too"

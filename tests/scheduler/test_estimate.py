@@ -67,7 +67,17 @@ def told_of(fleet: Fleet, lane: LaneKey, head: Head) -> Explanation:
     named = [lane_id, *(each.id for each in siblings[:OWN_LANES])]
     snapshot = answered(fleet, board.snapshot(Events(fleet.now, queue.queue), 10, named))
     job = UUID(int=head.position)
-    subject = Subject("q", {**dict(lane[1]), "task": "t"}, lane[0], job, "t", State.READY, lane_id, head.position)
+    subject = Subject(
+        "q",
+        {**dict(lane[1]), "task": "t"},
+        lane[0],
+        job,
+        "t",
+        State.READY,
+        lane_id,
+        head.position,
+        ready_at=head.ready_at,
+    )
     examined, _ = answered(fleet, board.answer(examine(snapshot, subject, 10)))
 
     def ahead(lane_id: bytes) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
 from fairlane.clock import ManualClock
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.gates import Reason
 from fairlane.store.protocol import Store
+from fairlane.store.stats_values import WorkerReport, WorkerSeen, slots_for
 from tests.store.harness import SECOND, claim, finish, given_jobs, operations_on, serving
 
 RATE = Policy("q", limits=(Rate(60, per="1m", burst=1, by="endpoint"),))
@@ -40,6 +43,26 @@ async def test_another_lane_at_the_same_rate_is_ahead_as_far_as_it_came_first(st
     told = await operations_on(store).jobs.explain(job)
     assert told.estimate is not None
     assert 30 <= (told.estimate - clock.now()) / SECOND <= 1.25 * 30, "how other lanes take turns is not known exactly"
+
+
+@pytest.mark.parametrize("has_claimed", [True, False], ids=["claimed", "nobody has claimed"])
+async def test_a_head_start_is_told_as_far_as_it_goes(store: Store, clock: ManualClock, has_claimed: bool) -> None:
+    """Priority 5 is worth five minutes: jobs that have waited for longer go first, and all others do not."""
+    await store.declare(RATE)
+    await serving(store, clock, "q", slots=100)
+    await given_jobs(store, RATE, {"endpoint": "api"}, 100)
+    for _ in range(has_claimed):
+        await claim(store, "q", 1)
+    urgent = await given_jobs(store, RATE, {"endpoint": "api"}, 20, priority=5)
+    told = await operations_on(store).jobs.explain(urgent[-1])
+    assert told.estimate is not None
+    assert 19 <= (told.estimate - clock.now()) / SECOND <= 1.3 * 20
+    clock.advance("6m")
+    await serving(store, clock, "q", slots=100)
+    (later,) = await given_jobs(store, RATE, {"endpoint": "api"}, priority=5)
+    told = await operations_on(store).jobs.explain(later)
+    assert told.estimate is not None
+    assert 118 <= (told.estimate - clock.now()) / SECOND <= 1.3 * 120
 
 
 async def test_a_flow_is_told_its_turns_and_not_the_end_of_the_queue(store: Store, clock: ManualClock) -> None:
@@ -84,6 +107,46 @@ async def test_few_slots_and_the_pace_that_was_seen_make_it_later(store: Store, 
     told = await operations_on(store).jobs.explain(jobs[-1])
     assert told.estimate is not None
     assert (told.estimate - clock.now()) / SECOND == pytest.approx(457 * 3, rel=0.1)
+
+
+async def test_a_worker_divides_its_slots_among_the_queues_that_have_work(store: Store, clock: ManualClock) -> None:
+    policy = Policy("q")
+    for other in (policy, Policy("busy"), Policy("capped", limits=(Concurrency(1),)), Policy("idle")):
+        await store.declare(other)
+    await serving(store, clock, "q", "busy", "capped", "idle", slots=8)
+    jobs = await given_jobs(store, policy, {}, 101)
+    await finish(store, await claim(store, "q", 1), ran=SECOND)
+
+    async def starts_in() -> float:
+        told = await operations_on(store).jobs.explain(jobs[-1])
+        assert told.estimate is not None
+        return (told.estimate - clock.now()) / SECOND
+
+    assert await starts_in() == pytest.approx(99 // 8, rel=0.02)
+    await given_jobs(store, Policy("capped", limits=(Concurrency(1),)), {}, 500)
+    await claim(store, "capped", 8)
+    assert await starts_in() == pytest.approx(99 // 7, rel=0.02), "a limit keeps the others of it from slots"
+    await given_jobs(store, Policy("busy"), {}, 3)
+    assert await starts_in() == pytest.approx(99 // 4, rel=0.02), "three and one take four of eight"
+    await given_jobs(store, Policy("busy"), {}, 500)
+    assert await starts_in() == pytest.approx(99 // 2, rel=0.02), "a third of eight, in whole slots"
+
+
+def test_partitions_share_the_part_of_their_queue() -> None:
+    report = WorkerReport(
+        name="w",
+        host="vm",
+        pid=1,
+        version="1",
+        queues={"calls": 2.0, "mails": 1.0},
+        concurrency=12,
+        started_at=0,
+        every=SECOND,
+    )
+    busy = {"calls__p1": 90, "mails": 90, "unserved": 90}
+    assert slots_for([WorkerSeen(UUID(int=1).hex, 0, report)], "calls", busy, 0) == 4
+    assert slots_for([WorkerSeen(UUID(int=1).hex, 0, report)], "mails", busy, 0) == 4
+    assert slots_for([WorkerSeen(UUID(int=1).hex, 0, report)], "calls", {**busy, "mails": 0}, 0) == 6
 
 
 async def test_without_a_run_that_has_ended_nothing_is_promised_behind_a_full_limit(

@@ -354,18 +354,18 @@ def _lines_of(view: ScheduleView) -> list[str]:
 NOBODY = "No worker has it, so that nobody fires it. Start one that declares it."
 
 # fmt: off
-CANCEL = Deed("cancel-jobs", "Cancel", _handling("cancel_jobs"),
+CANCEL = Deed("cancel-jobs", "Cancel", _handling("jobs.cancel"),
               afterwards="This cannot be undone. A cancelled job can be replayed: it starts anew, at the end of its "
                          "lane.")
-RETRY = Deed("retry-jobs", "Retry now", _handling("retry_jobs"),
+RETRY = Deed("retry-jobs", "Retry now", _handling("jobs.retry"),
              afterwards="This cannot be undone: the times that they waited for are gone. What has not started can be "
                         "cancelled.")
 FORCE = Deed("force-jobs", "Run now", _force,
              warning="It starts in the next free slot, whatever pauses and limits say. Every limit counts it.",
              afterwards="This cannot be undone. As long as it has not started, it can be cancelled.")
-REPLAY = Deed("replay-jobs", "Replay", _handling("replay_jobs"),
+REPLAY = Deed("replay-jobs", "Replay", _handling("jobs.replay"),
               afterwards="This cannot be undone. What has not started can be cancelled.")
-PURGE = Deed("purge-jobs", "Purge", _handling("purge_jobs"), button="Purge for good",
+PURGE = Deed("purge-jobs", "Purge", _handling("jobs.purge"), button="Purge for good",
              warning="They are removed with their history. This cannot be undone.",
              afterwards="They are gone with their history. This cannot be undone.")
 DEEDS: tuple[Deed, ...] = (

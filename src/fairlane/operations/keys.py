@@ -163,21 +163,25 @@ def drained_in(
     pace: float | None,
     *,
     of_some: Iterable[tuple[Gauge, int]] = (),
+    beside: Mapping[Place, Sequence[int]] = {},
     running_for: int = 0,
     can_start: bool = True,
 ) -> float | None:
     """Seconds until all that waits has started: as limits allow it, or as fast as jobs were really started (`pace`, a
     second), whichever is slower. All of it passes the limits that `told` shows, and so many jobs each of those in
-    `of_some`. What runs has run for `running_for` at least. `can_start` is False where it is paused or no worker serves
-    it. `None`: nothing says so, it depends on run times that are not known, or somebody has to act first."""
+    `of_some`. At a gate that queues share, each start goes with one in every other queue as long as jobs wait there,
+    which `beside` tells. What runs has run for `running_for` at least. `can_start` is False where it is paused or no
+    worker serves it. `None`: nothing says so, it depends on run times that are not known, or somebody has to act
+    first."""
     if not waiting or not can_start:
         return None
     known = run_time_of(round(run_time * SECOND), [running_for])
-    gates = [(each.in_force, each.gate) for each in told]
-    latest = now
-    for more, jobs in [([], waiting), *(([(each.in_force, each.gate)], jobs) for each, jobs in of_some)]:
-        started = drains_at([*gates, *more], now, jobs, known)
-        if started is None and (gates or more):
+    gauges, latest = list(told), now
+    for passed, jobs in [(gauges, waiting), *(([*gauges, each], jobs) for each, jobs in of_some)]:
+        through = [jobs + sum(min(jobs, n) for n in beside.get((each.limit, each.key), ())) for each in passed]
+        gates = [(each.in_force, each.gate, n) for each, n in zip(passed, through, strict=True)]
+        started = drains_at(gates, now, known)
+        if started is None and gates:
             return None
         latest = max(latest, started or now)
     return max((latest - now) / SECOND, waiting / pace if pace else 0.0)
@@ -194,6 +198,8 @@ NEWCOMERS = 500
 Key = tuple[str | None, ...]
 Found = tuple[str, KeyFigures]
 """A key, and the partition that it is in."""
+Place = tuple[str, Key]
+"""A limit by its name, and the key that it is kept by."""
 
 
 class _Look(msgspec.Struct, frozen=True):
@@ -418,8 +424,25 @@ def held_keys(
     moment: Moment, policies: Mapping[str, Policy], seen: Mapping[str, Seen], workers: Sequence[WorkerSeen]
 ) -> Looking[list[KeyView]]:
     """The keys of which most jobs wait behind a limit or a pause, in all these queues."""
-    found = yield from moment.list_held(list(policies), HINTED)
+    found = yield from _of_all_partitions(moment, policies, (yield from moment.list_held(list(policies), HINTED)))
     return (yield from _views(moment, _Look(moment.now, policies, seen=seen, workers=workers), found))
+
+
+def _of_all_partitions(
+    moment: Moment, policies: Mapping[str, Policy], found: Sequence[Found]
+) -> Looking[Sequence[Found]]:
+    """The same keys, those of a partitioned queue with what waits in its other partitions, those of most jobs first."""
+    parts = {whole_of(name): [each for each in policies if whole_of(each) == whole_of(name)] for name, _ in found}
+    divided = {whole: names for whole, names in parts.items() if len(names) > 1}
+    places = {(whole_of(name), each.by, each.key): None for name, each in found if whole_of(name) in divided}
+    if not places:
+        return found
+    names = [name for several in divided.values() for name in several]
+    named = yield from moment.keys_named(names, list(dict.fromkeys((by, key) for _, by, key in places)))
+    merged = [each for each in found if whole_of(each[0]) not in divided]
+    for whole, by, key in places:
+        merged += _merged([e for e in named if (whole_of(e[0]), e[1].by, e[1].key) == (whole, by, key)])
+    return sorted(merged, key=lambda each: -each[1].waiting)
 
 
 def _look(moment: Moment, queue: str, scope: By) -> Looking[_Look]:
@@ -497,10 +520,14 @@ def _place(figures: KeyFigures, sort: KeySort) -> tuple[Any, ...]:
 def _views(moment: Moment, look: _Look, found: Sequence[Found]) -> Looking[list[KeyView]]:
     """Views of keys, of whatever scopes and queues, with the gauges of all their limits from one look."""
     asked: dict[str, list[tuple[BoundLimit, Key]]] = {}
+    held: dict[str, list[tuple[BoundLimit, Key]]] = {}
     passed_by_some = yield from _passed_by_some(moment, look, found)
     for (queue, figures), some in zip(found, passed_by_some, strict=True):
-        asked.setdefault(queue, []).extend(_passed_by(look.policies[queue], figures.by, figures.key))
-        asked[queue].extend((bound, key) for bound, key, _ in some or ())
+        passed = _passed_by(look.policies[queue], figures.by, figures.key)
+        passed += [(bound, key) for bound, key, _ in some or ()]
+        asked.setdefault(queue, []).extend(passed)
+        if figures.held_by:
+            held.setdefault(queue, []).extend(passed)
     told = yield from gauges_of(moment, look.policies, asked)
     gauges = {
         (queue, bound.name, key): gauge
@@ -512,12 +539,58 @@ def _views(moment: Moment, look: _Look, found: Sequence[Found]) -> Looking[list[
         if (flow := _flow(look.policies[queue], figures)) is not None:
             flows.setdefault(queue, []).append(flow)
     weights = yield from moment.weights_named(flows)
+    sharing = yield from _sharing(moment, look, held)
     return [
         msgspec.structs.replace(
-            _view(look, queue, figures, gauges, some), **_weight(look.policies[queue], figures, weights)
+            _view(look, queue, figures, gauges, some, _beside(look, queue, sharing)),
+            **_weight(look.policies[queue], figures, weights),
         )
         for (queue, figures), some in zip(found, passed_by_some, strict=True)
     ]
+
+
+def _sharing(
+    moment: Moment, look: _Look, passed: Mapping[str, Sequence[tuple[BoundLimit, Key]]]
+) -> Looking[dict[Place, dict[str, int]]]:
+    """For each of these gates that queues share, how many jobs that may start wait there in each other queue."""
+    declared = yield from moment.policies()
+    limits = {name: {bound.name for bound in each.policy.shared_limits} for name, each in declared.items()}
+    others: dict[str, None] = {}
+    gates: dict[tuple[By, Key], set[str]] = {}
+    for queue, several in passed.items():
+        shared = {bound.name for bound, _ in several if bound.is_shared}
+        others |= {name: None for name in limits if shared & limits[name] and name not in _told_as_one(look, queue)}
+        for bound, key in several:
+            if bound.is_shared:
+                gates.setdefault((bound.limit.by, key), set()).add(bound.name)
+    names = [name for name in others if _can_start(look, name) and not _is_paused(declared[name].policy, (), ())]
+    found: list[tuple[str, By, Key, int]] = []
+    if names and ((), ()) in gates:
+        found += [(each.queue, (), (), each.ready) for each in (yield from moment.survey(names))]
+    if names and (places := [place for place in gates if place[0]]):
+        named = yield from moment.keys_named(names, places)
+        found += [(name, each.by, each.key, each.waiting) for name, each in named]
+    waiting: dict[Place, dict[str, int]] = {}
+    for name, by, key, jobs in found:
+        if not _is_paused(declared[name].policy, by, key):
+            for limit in gates[by, key] & limits[name]:
+                waiting.setdefault((limit, key), {})[name] = jobs
+    return waiting
+
+
+def _told_as_one(look: _Look, queue: str) -> set[str]:
+    """A queue's partitions that are told as one."""
+    return {name for name in look.policies if whole_of(name) == whole_of(queue)}
+
+
+def _is_paused(policy: Policy, by: By, key: Key) -> bool:
+    return key in policy.overrides.pauses.get(by, {})
+
+
+def _beside(look: _Look, queue: str, sharing: Mapping[Place, Mapping[str, int]]) -> dict[Place, list[int]]:
+    """The same without what is told as one with this queue."""
+    own = _told_as_one(look, queue)
+    return {gate: [n for name, n in each.items() if name not in own] for gate, each in sharing.items()}
 
 
 def _flow(policy: Policy, figures: KeyFigures) -> bytes | None:
@@ -585,7 +658,9 @@ def _is_split(policy: Policy, figures: KeyFigures) -> bool:
 def _flow_among(policy: Policy, figures: KeyFigures) -> Key | None:
     """The flow of all jobs of such a key, if they are in one."""
     keys = dict(zip(figures.by, figures.key, strict=True))
+    place = policy.partition
     is_in_one = _is_split(policy, figures) and set(policy.fair_by) <= keys.keys()
+    is_in_one = is_in_one and (place is None or (bool(place.by) and set(place.by) <= keys.keys()))
     return tuple(keys[name] for name in policy.fair_by) if is_in_one else None
 
 
@@ -595,6 +670,7 @@ def _view(
     stored: KeyFigures,
     gauges: Mapping[tuple[str, str, Key], Gauge],
     some: Sequence[tuple[BoundLimit, Key, int]] | None,
+    beside: Mapping[Place, Sequence[int]],
 ) -> KeyView:
     policy, key = look.policies[queue], stored.key
     figures = stored.at(look.now)
@@ -619,7 +695,7 @@ def _view(
         run_time=figures.run_time if figures.run_time > 0 or any(each.timed for each in figures.hours) else None,
         share=figures.ran / look.ran if look.ran else None,
         weight=None,
-        is_paused=key in policy.overrides.pauses.get(figures.by, {}),
+        is_paused=_is_paused(policy, figures.by, key),
         gauges=views,
         last_arrived_at=None if figures.arrived_at is None else as_datetime(figures.arrived_at),
         last_started_at=None if figures.started_at is None else as_datetime(figures.started_at),
@@ -633,6 +709,7 @@ def _view(
             look.now,
             pace,
             of_some=[(gauges[queue, bound.name, its_key], jobs) for bound, its_key, jobs in some or ()],
+            beside=beside,
             running_for=look.now - figures.started_at if figures.running and figures.started_at else 0,
             can_start=_can_start(look, queue) and not any(name.startswith("pause:") for name in held),
         )

@@ -336,7 +336,8 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     waits: list[float | None] = []
     """The same minute by minute, the oldest first."""
     drained_in: float | None
-    """Seconds until what waits will have started: as all its limits allow it, and no faster than jobs really started.
+    """Seconds until what waits will have started: as all its limits allow it, with the jobs of other queues that share
+    them, and no faster than jobs really started.
     `None`: nothing says so, no run has ended yet, it is paused, or no live worker serves its queue."""
     drains_at_least: bool = False
     """It may take longer: limits by other keys, which only some of its jobs pass, are left out, because its jobs are in

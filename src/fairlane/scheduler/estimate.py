@@ -74,11 +74,11 @@ class Seen(msgspec.Struct, frozen=True):
         return started * SECOND / passed if started and passed >= TELLING else None
 
 
-def drains_at(gates: Iterable[tuple[Limit, GateState]], now: Instant, jobs: int, run_time: int) -> Instant | None:
-    """When as many jobs have started, all of which pass these gates and nobody else does; `run_time` is 0 if it is not
-    known. `None`: no gate says so, it depends on a run time that is not known, or somebody has to act first."""
+def drains_at(gates: Iterable[tuple[Limit, GateState, int]], now: Instant, run_time: int) -> Instant | None:
+    """When each of these gates has let as many jobs start as it is given with; `run_time` is 0 if it is not known.
+    `None`: no gate says so, it depends on a run time that is not known, or somebody has to act first."""
     # A pause that is over is no limit.
-    passed = [(limit, gate, jobs) for limit, gate in gates if limit.is_declared or limit.room_at(gate, now) <= 0]
+    passed = [each for each in gates if each[0].is_declared or each[0].room_at(each[1], now) <= 0]
     if any(limit.nth_at(gate, now, 1, run_time + TURNAROUND) is None for limit, gate, _ in passed):
         return None
     return at_any_run_time(run_time, lambda assumed: _together(passed, now, assumed + TURNAROUND), ANY)

@@ -81,6 +81,8 @@ class Subject(msgspec.Struct, frozen=True):
     error: str | None = None
     worker_id: UUID | None = None
     suspicion: int = 0
+    ready_at: Instant = 0
+    """When it joined its lane; says nothing of a job that does not wait."""
 
     @property
     def waits_to_run_alone(self) -> bool:
@@ -106,7 +108,7 @@ class Service(msgspec.Struct, frozen=True):
     unbegun: str | None = None
     """What a dispatcher says of messages that nobody begins."""
     slots: int = 0
-    """What the workers that serve it run at the same time at most, for all their queues."""
+    """What the workers that serve it run at the same time at most, for all their queues; for a job, its queue's."""
 
     @property
     def can_start(self) -> bool:
@@ -150,6 +152,8 @@ class OwnLane(msgspec.Struct, frozen=True):
     priority: int
     ready: int
     floor: int
+    rank: int
+    """The rank of its head, or less."""
     head: int
     gates: tuple[bytes, ...]
     parked: tuple[bytes, float] | None
@@ -335,7 +339,16 @@ def _line_up(working: Working, lane: Lane, gates: Sequence[Gate]) -> Generator[A
         _contestant(board, flow, []),
         _parked(board, lane),
         [
-            OwnLane(each.id, each.priority, each.ready, each.floor, each.head, passes[each.id], _parked(board, each))
+            OwnLane(
+                each.id,
+                each.priority,
+                each.ready,
+                each.floor,
+                each.rank,
+                each.head,
+                passes[each.id],
+                _parked(board, each),
+            )
             for each in own
         ],
         max(1.0, (flow.open + flow.shut - 1) / len(own)) if own else 1.0,
@@ -667,13 +680,18 @@ def _ahead(facts: Facts) -> int:
 
 
 def _ahead_in(facts: Facts) -> dict[bytes, int]:
-    """The same for other lanes of its flow; all of a lane whose jobs have a head start."""
-    counted = facts.ahead_in
-    return {
+    """The same for other lanes of its flow: all of a lane whose jobs have a head start, and none of one whose head has
+    to wait for the head start of the subject."""
+    counted, subject = facts.ahead_in, facts.subject
+    found = {
         each.id: counted[each.id]
         for each in facts.examined.others.lanes
-        if each.priority <= facts.subject.priority and counted.get(each.id, COUNTED_BESIDE) < COUNTED_BESIDE
+        if each.priority <= subject.priority and counted.get(each.id, COUNTED_BESIDE) < COUNTED_BESIDE
     }
+    if subject.state is State.READY:
+        order = (facts.policy.rank(subject.ready_at, subject.priority), subject.position)
+        found |= {each.id: 0 for each in facts.examined.others.lanes if (each.rank, each.head) > order}
+    return found
 
 
 def _estimate(facts: Facts, earliest: Instant | None, seen: Seen | None) -> Instant | None:

@@ -32,8 +32,8 @@ def subject_of(job: UUID) -> Procedure[Subject]:
     found = yield query("select_subject", job)
     if not found:
         raise no_such_job(job)
-    queue, task, state, priority, keys, lane, position, *rest, worker, suspicion = found[0]
-    rest += [None if worker is None else uuid_of(worker), suspicion]
+    queue, task, state, priority, keys, lane, position, *rest, worker, suspicion, ready_at = found[0]
+    rest += [None if worker is None else uuid_of(worker), suspicion, ready_at]
     return Subject(queue, decode_keys(keys), priority, job, task, State(state), lane, position, *rest)
 
 

@@ -19,6 +19,7 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.job import JobRecord
 from fairlane.policy.keys import By, select
+from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import WEIGHT, BoundLimit, Policy
 from fairlane.scheduler.board import Board, Gate
 from fairlane.scheduler.explain import OWN_LANES, Facts, Subject, siblings_of
@@ -41,6 +42,7 @@ from fairlane.stats.gates import (
     board_now,
     first_shut,
     gates_in_doubt,
+    gauges,
     hears_arrivals,
     held_now,
     holding,
@@ -86,6 +88,7 @@ from fairlane.store.stats_values import (
     WorkerSeen,
     key_scope,
     service_of,
+    slots_for,
 )
 
 T = TypeVar("T")
@@ -620,8 +623,27 @@ class Moment:
         if (flow := siblings_of(policy, subject)) is not None:
             lanes += [lane.id for lane in (yield from self.lanes_left(subject.queue, flow, OWN_LANES))]
         facts = yield from facts_about(subject, lanes)
-        service = service_of((yield from self.workers()), [subject.queue], self.now)
+        workers = yield from self.workers()
+        service = service_of(workers, [subject.queue], self.now)
+        if job is not None and service.slots:
+            served = {name for each in workers for name in each.report.queues}
+            busy = yield from self._busy_beside(subject.queue, served)
+            service = msgspec.structs.replace(service, slots=slots_for(workers, subject.queue, busy, self.now))
         return msgspec.structs.replace(facts, service=service)
+
+    def _busy_beside(self, queue: str, served: set[str]) -> Procedure[dict[str, int]]:
+        """How many jobs of each other queue that workers serve run, or could start now."""
+        declared = yield from self.policies()
+        policies = {n: e.policy for n, e in declared.items() if n != queue and not served.isdisjoint((n, whole_of(n)))}
+        if not policies:
+            return {}
+        wanted = {name: [(bound, ()) for _, bound in each.queue_gates] for name, each in policies.items()}
+        boards = yield from self.boards(policies, wanted)
+        rooms = {name: [gauge.room for gauge in gauges(boards[name], asked)] for name, asked in wanted.items()}
+        return {
+            each.queue: each.running + min(each.ready - each.held_jobs, *rooms[each.queue], each.ready)
+            for each in (yield from self.survey(list(policies)))
+        }
 
     def find_jobs(self, wanted: JobFilter, limit: int) -> Procedure[list[JobRecord]]:
         """The newest jobs that fit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from uuid import UUID
@@ -272,6 +273,24 @@ def service_of(workers: Iterable[WorkerSeen], queues: Iterable[str], now: Instan
         unbegun=unbegun[0] if unbegun else None,
         slots=sum(each.report.concurrency for each in alive),
     )
+
+
+def slots_for(workers: Iterable[WorkerSeen], queue: str, busy: Mapping[str, int], now: Instant) -> int:
+    """The slots that a queue gets beside others, of each of which so many jobs run or could start: what they leave of
+    its workers, and no less than its part by weight."""
+    slots = 0.0
+    for report in (each.report for each in workers if each.takes_jobs(now)):
+        if serves(report.queues, [queue]):
+            rivals = [name for name in busy if name != queue and busy[name] > 0 and serves(report.queues, [name])]
+            parts = Counter(map(whole_of, [queue, *rivals]))
+            weights = {
+                each: report.queues.get(each, report.queues.get(whole_of(each), 1.0)) for each in (queue, *rivals)
+            }
+            own, *others = (weight / parts[whole_of(each)] for each, weight in weights.items())
+            slots += max(
+                report.concurrency * own / (own + sum(others)), report.concurrency - sum(busy[each] for each in rivals)
+            )
+    return int(slots)
 
 
 def key_scope(by: By) -> str:

@@ -3,7 +3,8 @@
 -- name: select_subject
 select q.name as queue, j.task, j.state, j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task)::text as keys,
     j.lane, j.position, j.due_at, j.claimed_at, j.worker, j.finished_at, j.attempt, j.outcome, j.error,
-    (select l.worker_id from fairlane.leases l where l.id = j.lease limit 1) as worker_id, j.suspicion
+    (select l.worker_id from fairlane.leases l where l.id = j.lease limit 1) as worker_id, j.suspicion,
+    j.ready_at
 from fairlane.jobs j
 cross join lateral (select q.name from fairlane.queues q where q.id = j.queue_id limit 1) q
 where j.id = $1::uuid

@@ -3,7 +3,7 @@
 -- name: select_subject
 select queues.name, jobs.task, jobs.state, jobs.priority, jobs.lane_keys, jobs.lane, jobs.position, jobs.due_at,
     jobs.claimed_at, jobs.worker, jobs.finished_at, jobs.attempt, jobs.outcome, jobs.error,
-    (select leases.worker from leases where leases.id = jobs.lease), jobs.suspicion
+    (select leases.worker from leases where leases.id = jobs.lease), jobs.suspicion, jobs.ready_at
 from jobs
 join queues on queues.id = jobs.queue
 where jobs.id = ?
