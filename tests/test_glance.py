@@ -19,7 +19,7 @@ from fairlane.cli.workers import draw_workers
 from fairlane.clock import SECOND, ManualClock
 from fairlane.operations import diagnosis as diagnosis_database
 from fairlane.operations.views import HintKind, QueueStatus, QueueView, WorkerList
-from fairlane.store import records
+from fairlane.store import operators, records
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.stats_values import BlockedLoop, LongRun, WorkerReport
 from fairlane.worker.reports import take_back
@@ -386,3 +386,67 @@ async def test_what_was_set_for_a_time_is_shown_as_in_force_until_it_ends_though
         assert [gauge.bound for gauge in view.gauges] == [2.0]
         told = await see.overrides.list("plain")
         assert [each.no_effect for each in told] == ["its time has come; the next claim ends it"] * 6
+
+
+async def test_what_a_killed_worker_ran_is_a_fault_once_its_lease_is_over(url: str) -> None:
+    app = App(url, clock=ManualClock())
+    app.queue("plain", limits=[Concurrency(3, by="account")])
+
+    @app.task(queue="plain", name="mail")
+    async def mail(account: str) -> None: ...
+
+    async with app:
+        see = app.operations
+        job, *_ = [await mail.enqueue("acme") for _ in range(3)]
+        await report(app, "one")
+        await claimed(app, "plain", 3)
+        advance(app, "29s")
+        assert (await queue_of(app)).status is QueueStatus.FLOWING
+        advance(app, "2s")
+        queue = await queue_of(app)
+        assert (queue.status, queue.ready, queue.running, queue.lapsed) == (QueueStatus.STOPPED, 0, 3, 3)
+        assert queue.words == "no worker serves the queue: 3 were running"
+        assert "which is gone" in (await see.jobs.explain(job.id)).holds[-1].words
+        waiting = await mail.enqueue("acme")
+        assert (await queue_of(app)).words == "no worker serves the queue: 1 job waits, 3 were running"
+        assert "no worker" in [each.check for each in await see.diagnose()]
+        assert {hint.kind for hint in (await see.overview()).hints} == {HintKind.FAULT}
+        full = next(each for each in (await see.jobs.explain(waiting.id)).holds if each.limit is not None)
+        assert "of these, 3 on a worker that is gone" in full.words
+        await report(app, "two")
+        assert (await queue_of(app)).status is QueueStatus.LIMITED
+
+
+async def test_jobs_that_are_due_wait_for_a_worker_like_any_others(shop: App) -> None:
+    await shop.registry["mail"].using(delay="5s").enqueue("acme")
+    assert (await queue_of(shop)).status is QueueStatus.IDLE
+    assert "no worker" not in [each.check for each in await shop.operations.diagnose()]
+    advance(shop, "1m")
+    queue = await queue_of(shop)
+    assert (queue.status, queue.ready, queue.oldest_wait) == (QueueStatus.STOPPED, 1, 55.0)
+    assert queue.words == "no worker serves the queue: 1 job waits"
+    [hint] = (await shop.operations.overview()).hints
+    assert (hint.kind, hint.queue) == (HintKind.FAULT, "plain")
+    [found] = [each for each in await shop.operations.diagnose() if each.check == "no worker"]
+    assert found.queue == "plain"
+    figures = await shop.operations.metrics()
+    for name, value in (("ready_jobs", 1.0), ("startable_jobs", 1.0), ("oldest_wait_seconds", 55.0)):
+        assert (("plain",), value) in figures[f"fairlane_queue_{name}"]
+
+
+@pytest.mark.parametrize("delay", [None, "1h"])
+async def test_a_key_whose_job_waits_behind_many_newer_ones_is_one_that_jobs_carry(
+    shop: App, monkeypatch: pytest.MonkeyPatch, delay: str | None
+) -> None:
+    async def unknown() -> list[str]:
+        found = [each for each in await shop.operations.diagnose() if each.check == "key that no job carries"]
+        return [each.message.partition(", and")[0] for each in found]
+
+    monkeypatch.setattr(operators, "LOOK_AT_MOST", 2)
+    mail = shop.registry["mail"]
+    await (mail if delay is None else mail.using(delay=delay)).enqueue("acme")
+    for account in ("acme", "acmee"):
+        await shop.operations.queues.pause("plain", keys={"account": account})
+    for _ in range(9):
+        await mail.enqueue("globex")
+    assert await unknown() == ["an override says that account=acmee is paused"]

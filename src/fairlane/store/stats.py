@@ -155,6 +155,7 @@ class Moment:
         found = yield query("survey", list(recents), COUNTED_AT_MOST, self.now)
         stored_held = {name: stats_rows.decode_held(held) for name, *_, held, _ in found}
         held = yield from self._held_in(recents, stored_held)
+        lapsed = dict(map(tuple, (yield query("count_lapsed", list(recents), self.now, COUNTED_AT_MOST))))
         dead: dict[str | None, int] = dict(map(tuple, (yield query("count_newest_dead", COUNTED_AT_MOST))))
         has_all_dead = dead.pop(None, sum(dead.values())) < COUNTED_AT_MOST
         figures = []
@@ -169,6 +170,7 @@ class Moment:
                     queue=name,
                     ready=waiting,
                     running=max(0, running - recent.ended),
+                    lapsed=lapsed.get(name, 0),
                     parked_lanes=parked,
                     unseen=max(0, unseen.ready),
                     bells=unseen.events + len(recent.ends.releases),
