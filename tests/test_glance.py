@@ -13,13 +13,13 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from fairlane import App, Rate, State
+from fairlane import App, Concurrency, Fair, Rate, State
 from fairlane.cli.top import draw_ranking
 from fairlane.cli.workers import draw_workers
 from fairlane.clock import SECOND, ManualClock
 from fairlane.operations import diagnosis as diagnosis_database
 from fairlane.operations.views import HintKind, QueueStatus, QueueView, WorkerList
-from fairlane.store import records
+from fairlane.store import operators, records
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.stats_values import BlockedLoop, LongRun, WorkerReport
 from fairlane.worker.reports import take_back
@@ -154,11 +154,14 @@ async def test_a_task_that_no_worker_knows_is_not_shown_as_idle(url: str, shop: 
     async with program, working(program, name="one"):
         await reaches(job, State.SCHEDULED)  # given back, to be tried again later
 
+        queue = await queue_of(program)
+
         async def is_told() -> bool:
-            return (await queue_of(program)).unknown_tasks == ["mail"]
+            nonlocal queue
+            queue = await queue_of(program)  # between its time and the next claim the job is ready for a moment
+            return queue.unknown_tasks == ["mail"] and not queue.ready and not queue.running
 
         await until_found(is_told)
-        queue = await queue_of(program)
         assert (queue.status, queue.ready, queue.running) == (QueueStatus.STOPPED, 0, 0)
         assert "no worker that serves it knows task 'mail'" in queue.words
         [hint] = [each for each in (await program.operations.overview()).hints if each.kind is HintKind.FAULT]
@@ -342,3 +345,108 @@ async def test_what_a_rate_or_a_pause_holds_cannot_start_and_the_rest_can(shop: 
     assert dict(figures["fairlane_queue_startable_jobs"]) == {("shop",): 0, ("plain",): 1}
     await shop.operations.queues.pause("plain")
     assert dict((await shop.operations.metrics(0))["fairlane_queue_startable_jobs"])["plain",] == 0
+
+
+# What has ended, and nobody is there to notice.
+
+
+async def test_what_was_set_for_a_time_is_shown_as_in_force_until_it_ends_though_nobody_claims(url: str) -> None:
+    app, acme = App(url, clock=ManualClock()), {"account": "acme"}
+    app.queue("plain", fair=Fair(by="account"), limits=[Concurrency(2, by="account")])
+
+    @app.task(queue="plain", name="mail")
+    async def mail(account: str) -> None: ...
+
+    async with app:
+        see = app.operations
+        as_declared = await see.limits.list("plain")
+        await see.queues.pause("plain", expires_in="5s")
+        await see.queues.pause("plain", keys=acme, expires_in="5s")
+        await see.queues.suspend("plain", expires_in="5s")
+        await see.limits.set("plain", "concurrency:account", 0, keys=acme, expires_in="5s")
+        await see.weights.set("plain", 7, keys=acme, expires_in="5s")
+        await see.weights.boost("plain", 3, keys=acme, expires_in="5s")
+        for _ in range(3):
+            await mail.enqueue("acme")
+        assert (await queue_of(app)).status is QueueStatus.PAUSED
+        assert len(await see.limits.list("plain")) == 2
+        assert len((await see.keys.show("plain", acme)).overrides) == 4
+        advance(app, "25s")
+        queue = await queue_of(app)
+        assert (queue.status, queue.is_paused, queue.held_jobs) == (QueueStatus.STOPPED, False, 0)
+        assert queue.words == "no worker serves the queue: 3 jobs wait"
+        assert "no worker" in [each.check for each in await see.diagnose()]
+        assert (await see.metrics())["fairlane_queue_startable_jobs"] == [(("plain",), 3.0)]
+        assert await see.limits.list("plain") == as_declared
+        assert [each.is_suspended for each in (await see.queues.show("plain")).limits] == [False]
+        key = await see.keys.show("plain", acme)
+        assert (key.overrides, key.why) == ([], [(await see.queues.explain("plain", acme)).holds[0].words])
+        (view,) = (await see.keys.list("plain")).keys
+        assert (view.is_paused, view.held_by, view.weight, view.boost) == (False, [], 1.0, 1.0)
+        assert [gauge.bound for gauge in view.gauges] == [2.0]
+        told = await see.overrides.list("plain")
+        assert [each.no_effect for each in told] == ["its time has come; the next claim ends it"] * 6
+
+
+async def test_what_a_killed_worker_ran_is_a_fault_once_its_lease_is_over(url: str) -> None:
+    app = App(url, clock=ManualClock())
+    app.queue("plain", limits=[Concurrency(3, by="account")])
+
+    @app.task(queue="plain", name="mail")
+    async def mail(account: str) -> None: ...
+
+    async with app:
+        see = app.operations
+        job, *_ = [await mail.enqueue("acme") for _ in range(3)]
+        await report(app, "one")
+        await claimed(app, "plain", 3)
+        advance(app, "29s")
+        assert (await queue_of(app)).status is QueueStatus.FLOWING
+        advance(app, "2s")
+        queue = await queue_of(app)
+        assert (queue.status, queue.ready, queue.running, queue.lapsed) == (QueueStatus.STOPPED, 0, 3, 3)
+        assert queue.words == "no worker serves the queue: 3 were running"
+        assert "which is gone" in (await see.jobs.explain(job.id)).holds[-1].words
+        waiting = await mail.enqueue("acme")
+        assert (await queue_of(app)).words == "no worker serves the queue: 1 job waits, 3 were running"
+        assert "no worker" in [each.check for each in await see.diagnose()]
+        assert {hint.kind for hint in (await see.overview()).hints} == {HintKind.FAULT}
+        full = next(each for each in (await see.jobs.explain(waiting.id)).holds if each.limit is not None)
+        assert "of these, 3 on a worker that is gone" in full.words
+        await report(app, "two")
+        assert (await queue_of(app)).status is QueueStatus.LIMITED
+
+
+async def test_jobs_that_are_due_wait_for_a_worker_like_any_others(shop: App) -> None:
+    await shop.registry["mail"].using(delay="5s").enqueue("acme")
+    assert (await queue_of(shop)).status is QueueStatus.IDLE
+    assert "no worker" not in [each.check for each in await shop.operations.diagnose()]
+    advance(shop, "1m")
+    queue = await queue_of(shop)
+    assert (queue.status, queue.ready, queue.oldest_wait) == (QueueStatus.STOPPED, 1, 55.0)
+    assert queue.words == "no worker serves the queue: 1 job waits"
+    [hint] = (await shop.operations.overview()).hints
+    assert (hint.kind, hint.queue) == (HintKind.FAULT, "plain")
+    [found] = [each for each in await shop.operations.diagnose() if each.check == "no worker"]
+    assert found.queue == "plain"
+    figures = await shop.operations.metrics()
+    for name, value in (("ready_jobs", 1.0), ("startable_jobs", 1.0), ("oldest_wait_seconds", 55.0)):
+        assert (("plain",), value) in figures[f"fairlane_queue_{name}"]
+
+
+@pytest.mark.parametrize("delay", [None, "1h"])
+async def test_a_key_whose_job_waits_behind_many_newer_ones_is_one_that_jobs_carry(
+    shop: App, monkeypatch: pytest.MonkeyPatch, delay: str | None
+) -> None:
+    async def unknown() -> list[str]:
+        found = [each for each in await shop.operations.diagnose() if each.check == "key that no job carries"]
+        return [each.message.partition(", and")[0] for each in found]
+
+    monkeypatch.setattr(operators, "LOOK_AT_MOST", 2)
+    mail = shop.registry["mail"]
+    await (mail if delay is None else mail.using(delay=delay)).enqueue("acme")
+    for account in ("acme", "acmee"):
+        await shop.operations.queues.pause("plain", keys={"account": account})
+    for _ in range(9):
+        await mail.enqueue("globex")
+    assert await unknown() == ["an override says that account=acmee is paused"]

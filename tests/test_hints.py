@@ -61,6 +61,9 @@ def queue(**figures: object) -> QueueView:
     [
         ({}, QueueStatus.IDLE),
         ({"running": 3}, QueueStatus.FLOWING),
+        ({"running": 3, "lapsed": 3}, QueueStatus.FLOWING),  # somebody is there to take them back
+        ({"running": 3, "lapsed": 3, "workers": 0}, QueueStatus.STOPPED),
+        ({"running": 3, "workers": 0}, QueueStatus.FLOWING),  # a program claims by hand
         ({"ready": 5, "running": 3, "oldest_wait": 1.0}, QueueStatus.FLOWING),
         ({"ready": 5, "workers": 0}, QueueStatus.STOPPED),
         ({"ready": 5, "workers": 0, "running": 9}, QueueStatus.STOPPED),
@@ -203,6 +206,17 @@ def test_a_key_behind_its_limit_is_told_with_the_command_that_changes_it() -> No
     assert hint.kind is HintKind.LIMIT
     assert hint.words == "account=acme is held by its limit of 5: 4,120 jobs wait, 38 min to drain"
     assert hint.knob == "fairlane limit set webhooks concurrency:account NUMBER --key account=acme"
+
+
+@pytest.mark.parametrize(
+    ("reason", "limit"), [("sequence", "sequence:account"), ("concurrency", "concurrency:account@seats")]
+)
+def test_no_command_is_named_that_is_refused(reason: str, limit: str) -> None:
+    """A sequence has no number, and a limit that queues share has none of its own in one of them."""
+    (gauge,) = key().gauges
+    held = key(gauges=[msgspec.structs.replace(gauge, reason=reason, limit=limit)], held_by=[limit])
+    (hint,) = hints_of([queue(running=5)], [held], [])
+    assert hint.knob == "fairlane explain --queue webhooks --key account=acme"
 
 
 def test_a_paused_key_is_told_with_the_command_that_resumes_it() -> None:

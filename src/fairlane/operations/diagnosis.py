@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from shlex import quote
 from typing import assert_never
 
 from fairlane.clock import SECOND, Instant, as_datetime, lasting
 from fairlane.errors import FairlaneError, SchemaTooNew, StoreUnavailable
-from fairlane.job import State
 from fairlane.operations.explanations import is_routed
 from fairlane.operations.keys import MINUTE
 from fairlane.operations.policies import Declarations, PolicyInForce, shown_policies
-from fairlane.operations.requests import find_jobs
+from fairlane.operations.requests import find_jobs, known_partitions
 from fairlane.operations.views import BlockView, LongRunView, WorkerView
 from fairlane.operations.workers import workers_at
-from fairlane.policy.keys import flow_id, gate_id, key_words
+from fairlane.policy.keys import By, flow_id, gate_id, key_words, select
 from fairlane.policy.overrides import Scope, pause_name, without_place
 from fairlane.policy.partitions import Phase, division, parse_partition, phase_of, way_to, whole_of, widths
 from fairlane.policy.policy import Policy
@@ -92,10 +92,11 @@ async def diagnose(
     seen = {queue for each in workers if each.is_dispatcher for queue in each.queues}
     unserved: dict[bool | None, dict[str, int]] = {}
     findings = [*about_database(await store.health()), *about_workers(workers), *about_policies(shown)]
+    figures = {each.queue: each for each in await store.ask(lambda moment: moment.survey(list(policies)))}
     for policy in policies.values():
-        counts = await store.counts(policy.queue)
-        findings += await _about_one(store, policy, counts)
-        if not any(serves(each.queues, [policy.queue]) for each in alive) and await has_waiting(store, policy, counts):
+        findings += await _about_one(store, policy, await store.counts(policy.queue))
+        is_served = any(serves(each.queues, [policy.queue]) for each in alive)
+        if not is_served and has_waiting(policy, figures[policy.queue]):
             was_seen = whole_of(policy.queue) in seen
             is_forwarded = forwarded_to_an_engine(policy.queue, forwarded, was_seen=was_seen)
             if is_forwarded is None:
@@ -105,7 +106,7 @@ async def diagnose(
     findings += about_service(unserved)
     unknown = await _about_tasks(store, policies, alive, tasks)
     findings += [*unknown, *about_reported_tasks(alive, unknown)]
-    findings += await _about_all(store, policies)
+    findings += await _about_all(store, policies, figures.values())
     time = await store.time()
     findings += [
         *about_time(time),
@@ -142,12 +143,11 @@ async def _about_tasks(
     return [finding for parts in whole.values() for finding in await about_tasks(store, parts, alive, tasks)]
 
 
-async def _about_all(store: Store, policies: dict[str, Policy]) -> list[Finding]:
+async def _about_all(store: Store, policies: dict[str, Policy], figures: Iterable[QueueFigures]) -> list[Finding]:
     names, now = list(policies), await store.now()
     overdue = now - LONG_OVERDUE
     found = await store.run(health.standstills(names, overdue, MOST_STANDSTILLS))
     minutes = await store.ask(lambda moment: moment.minutes(names, overdue)) if found else {}
-    figures = await store.ask(lambda moment: moment.survey(names))
     return [*about_figures(figures, now), *about_standstills(found, policies, minutes)]
 
 
@@ -233,14 +233,9 @@ LONG_OVERDUE = 10 * MINUTE
 """After which a gate that has not woken its lanes is told."""
 
 
-async def has_waiting(store: Store, policy: Policy, counts: QueueCounts) -> bool:
-    """Whether jobs of a queue wait for somebody to run them. A bell that nobody has folded may tell of a job that came,
-    or of one that ended."""
-    if () in policy.overrides.pauses:
-        return False
-    if counts.ready or not counts.bells:
-        return counts.ready > 0
-    return bool((await find_jobs(store, JobFilter(queue=policy.queue, state=State.READY), None, 1)).jobs)
+def has_waiting(policy: Policy, figures: QueueFigures) -> bool:
+    """Whether jobs of a queue wait for somebody to run them, or were running when their worker died."""
+    return () not in policy.overrides.pauses and figures.ready + figures.lapsed > 0
 
 
 def about_service(unserved: Mapping[bool | None, Mapping[str, int]]) -> Iterator[Finding]:
@@ -379,6 +374,8 @@ class NamedKey:
     scope: Scope
     flows: tuple[bytes, ...]
     gates: tuple[bytes, ...]
+    by: By | None
+    """The scope in which stats are kept by these keys, if they are."""
 
 
 async def about_named_keys(store: Store, named: Sequence[NamedKey], found: Set[bytes]) -> list[Finding]:
@@ -391,7 +388,12 @@ async def about_named_keys(store: Store, named: Sequence[NamedKey], found: Set[b
     for each in [each for each in named if found.isdisjoint((*each.flows, *each.gates))][:MOST_LOOKS]:
         keys = dict(each.scope)
         wanted = JobFilter(queue=each.queue, task=keys.pop("task", None), keys=keys)
-        if not (await find_jobs(store, wanted, None, 1)).jobs:
+        page = await find_jobs(store, wanted, None, 1)
+        is_carried = bool(page.jobs)
+        if page.after is not None and not is_carried:
+            names = await known_partitions(store, each.queue)
+            is_carried = await store.ask(partial(_may_wait, named=each, names=names))
+        if not is_carried:
             said = ", ".join(f"{name}={value}" for name, value in each.scope)
             findings.append(
                 Finding(
@@ -403,6 +405,18 @@ async def about_named_keys(store: Store, named: Sequence[NamedKey], found: Set[b
                 )
             )
     return findings
+
+
+def _may_wait(moment: Moment, named: NamedKey, names: Sequence[str]) -> Looking[bool]:
+    """Whether a job with these keys may wait or run that a look at the newest jobs did not come to: stats by key know
+    all that are not scheduled."""
+    if named.by is None:
+        return True
+    key = tuple(map(dict(named.scope).get, named.by))
+    if (yield from moment.keys_named(names, [(named.by, key)])):
+        return True
+    later = yield from moment.scheduled_by_lane(names)
+    return not later.is_all or any(select(named.by, lane.keys, lane.priority) == key for lane in later.lanes)
 
 
 async def about_tasks(
@@ -480,6 +494,7 @@ def _named(policy: Policy, what: str, scope: Scope) -> NamedKey:
             gate_id(policy.queue, pause_name(tuple(keys)), tuple(keys.values())),
             *(policy.gate_of(bound, tuple(keys[name] for name in bound.limit.by)) for bound in limits),
         ),
+        by=next((by for by in policy.scopes if set(by) == set(keys)), None),
     )
 
 

@@ -167,7 +167,9 @@ class Limits(Amender):
     # Last: below it, `list` in an annotation would be this method.
     async def list(self, queue: str) -> list[LimitInForce]:
         """Every limit of a queue: what the policy declares, what is in force, and who changed it for which key."""
-        policy = (await in_force(await self._store(), queue)).policy
+        store = await self._store()
+        name = (await in_force(store, queue)).policy.queue
+        policy = await store.ask(lambda moment: moment.policy(name))
         rows = []
         for bound in policy.bound:
             changed = [each for (name, _), each in policy.overrides.limits.items() if name == bound.name]

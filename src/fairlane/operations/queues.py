@@ -265,6 +265,7 @@ def _view(queue: str, names: Sequence[str], look: Look) -> QueueView:
         held=held,
         held_jobs=sum(_held_jobs(look, name) for name in names),
         running=sum(each.running for each in figures),
+        lapsed=sum(each.lapsed for each in figures),
         scheduled=sum_of(each.scheduled for each in figures),
         dead=sum_of(each.dead for each in figures),
         oldest_wait=None if oldest is None or not ready else max(0.0, (look.now - oldest) / SECOND),
@@ -411,15 +412,13 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
     if not ready and not running and view.unknown_tasks:
         tasks = ", ".join(map(repr, view.unknown_tasks))
         return QueueStatus.STOPPED, f"no worker that serves it knows task {tasks}: its jobs are given back"
-    if not ready:
+    if not ready and not _is_left(view):
         return (QueueStatus.FLOWING, f"{running:,} run, nothing waits") if running else (QueueStatus.IDLE, "idle")
     if view.refusal is not None:
         return QueueStatus.STOPPED, f"the broker refuses what is published: {_waiting(ready)}; {view.refusal}"
     if not view.workers:
-        # What a worker that died was running counts as running until somebody is there to notice.
-        left = f", {running:,} {'was' if running == 1 else 'were'} running" if running else ""
         who = no_service(view.workers_stopping, is_forwarded=view.is_forwarded)
-        return QueueStatus.STOPPED, f"{who}: {_waiting(ready)}{left}"
+        return QueueStatus.STOPPED, f"{who}: {_left(ready, running)}"
     eligible, pauses, limits = ready - held, *_by_pause(view.held)
     if _is_rated(view, eligible):
         let = "lets jobs start as it opens" if len(view.rates) == 1 else "let jobs start as they open"
@@ -447,6 +446,11 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
     by = " and ".join(["limits"] * bool(limits) + ["pauses"] * bool(pauses)) or "limits"
     back = f", {held:,} {'is' if held == 1 else 'are'} held back by {by}" if held else ""
     return QueueStatus.FLOWING, f"{_jobs(eligible)} could start now{back}"
+
+
+def _is_left(view: QueueView) -> bool:
+    """Whether jobs that ran when their worker died wait for somebody to serve the queue."""
+    return view.lapsed > 0 and not view.workers
 
 
 def _by_pause(held: Iterable[HeldView]) -> tuple[list[HeldView], list[HeldView]]:
@@ -485,7 +489,9 @@ def _is_busy(view: QueueView) -> bool:
 
 def hints_of(queues: Sequence[QueueView], keys: Iterable[KeyView], findings: Iterable[Finding]) -> list[Hint]:
     """Faults first, then lag, then pauses, then what may break soon, then limits that do their work."""
-    hints = [*_of_findings(findings), *_about_queues(queues), *_about_keys(keys)]
+    left = {each.queue for each in queues if _is_left(each)}
+    limited = (each for each in keys if each.is_paused or whole_of(each.queue) not in left)
+    hints = [*_of_findings(findings), *_about_queues(queues), *_about_keys(limited)]
     order = {HintKind.FAULT: 0, HintKind.LAG: 1, HintKind.PAUSE: 2, HintKind.WARNING: 3, HintKind.LIMIT: 4}
     return sorted(hints, key=lambda hint: order[hint.kind])[:MOST_HINTS]
 
@@ -500,7 +506,11 @@ def _of_findings(findings: Iterable[Finding]) -> Iterator[Hint]:
 
 
 def _about_queues(queues: Sequence[QueueView]) -> Iterator[Hint]:
-    stopped = [each for each in queues if each.status is QueueStatus.STOPPED and each.ready and each.refusal is None]
+    stopped = [
+        each
+        for each in queues
+        if each.status is QueueStatus.STOPPED and (each.ready or _is_left(each)) and each.refusal is None
+    ]
     for is_forwarded in dict.fromkeys(each.is_forwarded for each in stopped):
         yield _about_stopped([each for each in stopped if each.is_forwarded is is_forwarded])
     for each in queues:
@@ -528,7 +538,8 @@ def _about_stopped(views: Sequence[QueueView]) -> Hint:
     if len(views) == 1:
         return Hint(kind=HintKind.FAULT, queue=names[0], words=f"{names[0]}: {views[0].words}", knob=knob)
     who = "dispatcher" if views[0].is_forwarded else "worker"
-    words = f"{', '.join(names)}: no {who} serves these queues: {_waiting(sum(each.ready for each in views))}"
+    left = _left(sum(each.ready for each in views), sum(each.lapsed for each in views))
+    words = f"{', '.join(names)}: no {who} serves these queues: {left}"
     return Hint(kind=HintKind.FAULT, queue=None, words=words, knob=knob)
 
 
@@ -566,6 +577,10 @@ def _about_keys(keys: Iterable[KeyView]) -> Iterator[Hint]:
         if each.drained_in is not None:
             words += f", {'at least ' if each.drains_at_least else ''}{lasting(each.drained_in)} to drain"
         knob = f"fairlane limit set {quote(queue)} {quote(gauge.limit)} NUMBER {_key_options(each)}"
+        shared = gauge.limit.partition("@")[2]
+        if gauge.reason == "sequence" or (shared and not shared.startswith(f"{queue}__")):
+            # It has no number, or none of its own in this queue: what holds it is all there is to know.
+            knob = f"fairlane explain --queue {quote(queue)} {_key_options(each)}"
         yield Hint(kind=HintKind.LIMIT, queue=queue, words=words, knob=knob, keys=each.keys, limit=gauge.limit)
 
 
@@ -585,6 +600,12 @@ def _key_options(view: KeyView) -> str:
 
 def _waiting(count: int) -> str:
     return "1 job waits" if count == 1 else f"{count:,} jobs wait"
+
+
+def _left(ready: int, running: int) -> str:
+    """What nobody serves. What a worker that died was running counts as running until somebody is there to notice."""
+    were = f"{running:,} {'was' if running == 1 else 'were'} running"
+    return ", ".join([_waiting(ready)] * (ready > 0 or not running) + [were] * (running > 0))
 
 
 def _jobs(count: int) -> str:

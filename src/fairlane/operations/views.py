@@ -164,6 +164,8 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """Of the ready ones, those that at least one limit or pause holds back. Where limits of unrelated scopes hold jobs
     at the same time, it may be too large, but never too small."""
     running: int
+    lapsed: int = 0
+    """Of these, those whose leases are over: their worker is gone, and nobody has taken them back."""
     scheduled: Counted
     dead: Counted
     oldest_wait: float | None

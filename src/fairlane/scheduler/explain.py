@@ -129,6 +129,8 @@ class Holder(msgspec.Struct, frozen=True):
     """Since when it runs; for one that waits, `due_at`."""
     due_at: Instant | None = None
     """When it runs again."""
+    is_lapsed: bool = False
+    """Its lease is over: its worker is gone, and nobody has taken it back."""
 
 
 class Shut(msgspec.Struct, frozen=True):
@@ -441,6 +443,8 @@ def explain(
         return _told(facts, [Hold(Reason.RATE, words, until=at)], at, at)
     if subject.state is State.RUNNING:
         words = f"has been running for {running_for} on {subject.worker or 'a worker'}"
+        if any(each.job == subject.job and each.is_lapsed for each in facts.running):
+            words += ", which is gone: once a worker serves the queue, it runs again"
         return _told(facts, [Hold(Reason.RUNNING, words)], facts.now, facts.now)
     if subject.state is not None and subject.state.is_final:
         return _told(facts, [Hold(Reason.ENDED, f"is {subject.state}; it waits for nothing")], None, None)
@@ -617,6 +621,10 @@ def _limit_words(
     if holders:
         oldest = facts.now - min(holder.since for holder in holders)
         text += f"; held by {len(holders)} running job{'s' * (len(holders) > 1)}, the longest for {_seconds(oldest)}"
+        if gone := sum(holder.is_lapsed for holder in holders):
+            text += (
+                f"; of these, {gone} on a worker that is gone: once a worker serves the queue, the place is free again"
+            )
     if opens_at is not None:
         text += f"; opens in {_seconds(opens_at - facts.now)}"
     return text + _miscount_words(facts, name, key)

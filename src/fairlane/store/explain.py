@@ -54,7 +54,10 @@ def facts_about(subject: Subject, lanes: Sequence[bytes]) -> Procedure[Facts]:
         snapshot.queue,
         examined,
         ready,
-        [Holder(uuid_of(job), task, level, decode_keys(held), *rest) for job, task, level, held, *rest in running],
+        [
+            Holder(uuid_of(job), task, level, decode_keys(held), worker, since, None, until <= snapshot.now)
+            for job, task, level, held, worker, since, until in running
+        ],
         ahead,
         flows_ahead,
         [uuid_of(job) for (job,) in next_up],

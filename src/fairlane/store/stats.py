@@ -19,6 +19,7 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.job import JobRecord
 from fairlane.policy.keys import By, select
+from fairlane.policy.overrides import Override
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import WEIGHT, BoundLimit, Policy
 from fairlane.scheduler.board import Board, Gate
@@ -127,14 +128,21 @@ class Moment:
     def __init__(self, now: Instant) -> None:
         self.now = now
         self._policies: dict[str, Declared] | None = None
+        self._ended: dict[str, list[Override]] = {}
         self._recents: dict[str, Recent] = {}
         self._tails: dict[str, Tail] = {}
         self._ends: dict[str, Ends] = {}
 
     def policies(self) -> Procedure[dict[str, Declared]]:
-        """Every queue's policy, with what operators have changed."""
+        """Every queue's policy as it is now, with what operators have changed: what has ended holds nobody back, though
+        no claim has removed it."""
         if self._policies is None:
-            self._policies = yield from all_in_force()
+            found = yield from all_in_force()
+            self._ended = {name: each.policy.overrides.expired(self.now) for name, each in found.items()}
+            self._policies = {
+                name: msgspec.structs.replace(each, policy=each.policy.without(self._ended[name]))
+                for name, each in found.items()
+            }
         return self._policies
 
     def policy(self, queue: str) -> Procedure[Policy]:
@@ -150,6 +158,7 @@ class Moment:
         found = yield query("survey", list(recents), COUNTED_AT_MOST, self.now)
         stored_held = {name: stats_rows.decode_held(held) for name, *_, held, _ in found}
         held = yield from self._held_in(recents, stored_held)
+        lapsed = dict(map(tuple, (yield query("count_lapsed", list(recents), self.now, COUNTED_AT_MOST))))
         dead: dict[str | None, int] = dict(map(tuple, (yield query("count_newest_dead", COUNTED_AT_MOST))))
         has_all_dead = dead.pop(None, sum(dead.values())) < COUNTED_AT_MOST
         figures = []
@@ -164,6 +173,7 @@ class Moment:
                     queue=name,
                     ready=waiting,
                     running=max(0, running - recent.ended),
+                    lapsed=lapsed.get(name, 0),
                     parked_lanes=parked,
                     unseen=max(0, unseen.ready),
                     bells=unseen.events + len(recent.ends.releases),
@@ -416,18 +426,16 @@ class Moment:
 
     def _hold(self, policies: Mapping[str, Policy]) -> Procedure[None]:
         """Find out whom limits hold back now, where the last claim has left it otherwise: see `held_now`."""
-        ended = {name: policy.overrides.expired(self.now) for name, policy in policies.items()}
-        policies = {name: policy.without(ended[name]) for name, policy in policies.items()}
         limited = {
             name: policy
             for name, policy in policies.items()
-            if policy.keyed_limits or policy.overrides.pauses or ended[name]
+            if policy.keyed_limits or policy.overrides.pauses or self._ended[name]
         }
         if not limited:
             return
         tails = yield from self.tails(limited)
         named = {
-            n: gates_in_doubt(policy, self._recents[n].ends, ended[n], self._recents[n].unseen.resumed)
+            n: gates_in_doubt(policy, self._recents[n].ends, self._ended[n], self._recents[n].unseen.resumed)
             for n, policy in limited.items()
         }
         for name, places in (yield from self._shared_in_use(limited)).items():
@@ -672,9 +680,8 @@ class Moment:
         shared, freed = yield from self._shared_behind(each for several in asked.values() for each in several)
         boards = {}
         for name, several in asked.items():
-            policy = policies[name].without(policies[name].overrides.expired(self.now))
             of = msgspec.structs.replace(ends[name], shared=freed) if freed else ends[name]
-            boards[name] = board_now(policy, self.now, left, several, shared, of, came.get(name, {}))
+            boards[name] = board_now(policies[name], self.now, left, several, shared, of, came.get(name, {}))
         return boards
 
     def _shared_behind(self, wanted: Iterable[Wanted]) -> Procedure[tuple[list[SharedGateRow], list[SharedRelease]]]:

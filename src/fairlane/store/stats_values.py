@@ -53,6 +53,8 @@ class QueueFigures(msgspec.Struct, frozen=True, kw_only=True):
     queue: str
     ready: int
     running: int
+    lapsed: int = 0
+    """Of these, those whose leases are over: their worker is gone, and nobody has taken them back."""
     parked_lanes: int
     """As far as claims have seen."""
     unseen: int

@@ -33,9 +33,10 @@ limit $6::integer
 
 -- name: select_running_of_queue
 -- Jobs of a queue that run, from the leases: they are few beside what waits. $1 queue, $2 at most
-select j.id, j.task, j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task)::text as keys, j.worker, j.claimed_at
+select j.id, j.task, j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task)::text as keys, j.worker, j.claimed_at,
+    held.expires_at
 from (
-    select held.id, l.id as lease
+    select held.id, l.id as lease, l.expires_at
     from fairlane.leases l
     cross join unnest(l.jobs) as held (id)
     where l.expires_at > 0 and l.queue_id = $1::integer

@@ -22,6 +22,23 @@ cross join lateral (
 ) scheduled
 order by u.nth
 
+-- name: count_lapsed
+-- Of the jobs that run, those whose leases are over and that nobody has taken back. $1 queues by name, $2 now, $3 at most
+select q.name, count(*)
+from (
+    select l.queue_id
+    from fairlane.leases l
+    cross join unnest(l.jobs) as held (id)
+    cross join lateral (
+        select from fairlane.jobs j where j.id = held.id and j.lease = l.id and j.state = 2 limit 1
+    ) j
+    where l.expires_at <= $2::bigint
+    limit $3
+) l
+cross join lateral (select q.name from fairlane.queues q where q.id = l.queue_id limit 1) q
+where q.name = any ($1::text[])
+group by q.name
+
 -- name: count_newest_dead
 -- Of the newest dead jobs of all queues, how many are whose; without a name: how many were looked at. $1 how many
 with

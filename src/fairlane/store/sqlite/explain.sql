@@ -26,7 +26,7 @@ where queue = ?1 and standing = 1 and (vtime, tie) >= (?2, ?3) and (vtime, tie) 
 
 -- name: select_running_of_queue
 -- Jobs of a queue that run, from the leases: they are few beside what waits. ?1 queue, ?2 at most
-select jobs.id, jobs.task, jobs.priority, jobs.lane_keys, jobs.worker, jobs.claimed_at
+select jobs.id, jobs.task, jobs.priority, jobs.lane_keys, jobs.worker, jobs.claimed_at, leases.expires_at
 from leases
 cross join json_each(leases.jobs) as held
 cross join jobs on jobs.position = held.value

@@ -14,6 +14,21 @@ select q.name, q.ready, q.running, q.parked,
 left join queue_figures as f on f.queue = q.id
 order by u.key
 
+-- name: count_lapsed
+-- Of the jobs that run, those whose leases are over and that nobody has taken back. ?1 queues by name, ?2 now, ?3 at most
+select q.name, count(*)
+from (
+    select jobs.queue
+    from leases
+    cross join json_each(leases.jobs) as held
+    cross join jobs on jobs.position = held.value
+    where leases.expires_at <= ?2 and jobs.lease = leases.id and jobs.state = 2
+    limit ?3
+) as lapsed
+cross join queues as q on q.id = lapsed.queue
+where q.name in (select value from json_each(?1))
+group by q.name
+
 -- name: count_newest_dead
 -- Of the newest dead jobs of all queues, how many are whose. ?1 how many
 select q.name, count(*)
