@@ -177,7 +177,9 @@ async def take(connection: Connection, admission: Admission) -> None:
         if (unique := job.unique) is not None
     ]
     if taken:
-        await connection.execute(STATEMENTS["take_uniques"], *zip(*taken, strict=True), True)
+        # Lists: psycopg writes a tuple as a row.
+        columns = [list(column) for column in zip(*taken, strict=True)]
+        await connection.execute(STATEMENTS["take_uniques"], *columns, True)
 
 
 def _keys(jobs: Sequence[NewJob]) -> list[bytes]:
