@@ -6,7 +6,7 @@ import asyncio
 
 from fairlane import App, Concurrency
 from fairlane.operations.views import QueueStatus
-from tests.waiting import until
+from tests.waiting import until, until_found
 from tests.worker.harness import working
 
 
@@ -45,6 +45,11 @@ async def test_n1_what_a_limit_holds_is_never_shown_as_lag(url: str) -> None:
         await deliver.enqueue_many([deliver.call(n, account="acme") for n in range(200)])
         async with working(app, concurrency=20):
             await until(lambda: len(running) == 2)
+
+            async def has_reported() -> bool:
+                return bool((await app.operations.workers.list()).workers)
+
+            await until_found(has_reported)
             (view,) = await app.operations.queues.list()
             assert (view.ready, view.held_jobs, view.running) == (198, 198, 2)
             assert view.status is QueueStatus.LIMITED
