@@ -38,45 +38,9 @@ FairlaneError
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
-
-__all__ = [
-    "AlreadySettled",
-    "BacklogFull",
-    "Cancel",
-    "ClaimLost",
-    "ConfigurationError",
-    "Dead",
-    "DuplicateJob",
-    "FairlaneError",
-    "InvalidJob",
-    "InvalidKey",
-    "InvalidOverride",
-    "InvalidPolicy",
-    "InvalidValue",
-    "JobCancelled",
-    "JobFailed",
-    "JobNotFound",
-    "PayloadDiffers",
-    "PayloadTooLarge",
-    "ReplayRefused",
-    "ResultTimeout",
-    "Retry",
-    "SchemaError",
-    "SchemaOutOfDate",
-    "SchemaTooNew",
-    "Signal",
-    "Snooze",
-    "StoreLost",
-    "StoreUnavailable",
-    "UndecodablePayload",
-    "UniqueConflict",
-    "UnknownQueue",
-    "UnknownSchedule",
-    "UnknownTask",
-    "WorkerDied",
-]
 
 
 class FairlaneError(Exception):
@@ -111,12 +75,11 @@ class InvalidJob(FairlaneError, ValueError):
     """A job that cannot be stored as it was given."""
 
 
+@dataclass(eq=False, repr=False)
 class DuplicateJob(InvalidJob):
     """An id that a job has already. Nothing of that enqueue was stored."""
 
-    def __init__(self, job: UUID) -> None:
-        super().__init__(job)
-        self.job = job
+    job: UUID
 
     def __str__(self) -> str:
         return (
@@ -125,14 +88,13 @@ class DuplicateJob(InvalidJob):
         )
 
 
+@dataclass(eq=False, repr=False)
 class UniqueConflict(InvalidJob):
     """Another job holds the unique key. Nothing of that enqueue was stored."""
 
-    def __init__(self, task: str, job: UUID) -> None:
-        super().__init__(task, job)
-        self.task = task
-        self.job = job
-        """The job that holds the key."""
+    task: str
+    job: UUID
+    """The job that holds the key."""
 
     def __str__(self) -> str:
         return (
@@ -141,16 +103,15 @@ class UniqueConflict(InvalidJob):
         )
 
 
+@dataclass(eq=False, repr=False)
 class BacklogFull(InvalidJob):
     """As many jobs of the key wait as its backlog holds. Nothing of that enqueue was stored."""
 
-    def __init__(self, queue: str, key: Mapping[str, str | None], ready: int, most: int) -> None:
-        super().__init__(queue, key, ready, most)
-        self.queue = queue
-        self.key = dict(key)
-        """The key whose backlog is full; empty for the whole queue."""
-        self.ready = ready
-        self.max = most
+    queue: str
+    key: Mapping[str, str | None]
+    """The key whose backlog is full; empty for the whole queue."""
+    ready: int
+    max: int
 
     def __str__(self) -> str:
         key = "".join(f", {name}={'None' if value is None else value}" for name, value in self.key.items())
@@ -198,17 +159,16 @@ class JobNotFound(FairlaneError, LookupError):
     """No such job, or retention has removed it."""
 
 
+@dataclass(eq=False, repr=False)
 class ReplayRefused(FairlaneError):
     """The job was not put back, and nothing has changed."""
 
-    def __init__(self, job: UUID, reason: str, holder: UUID | None = None, remedy: str = "") -> None:
-        super().__init__(job, reason, holder, remedy)
-        self.job = job
-        self.reason = reason
-        self.holder = holder
-        """The job that holds its unique key, if that is why."""
-        self.remedy = remedy
-        """What helps, as that job stood a moment later."""
+    job: UUID
+    reason: str
+    holder: UUID | None = None
+    """The job that holds its unique key, if that is why."""
+    remedy: str = ""
+    """What to do, by the state of that job a moment later."""
 
     def __str__(self) -> str:
         return f"job {self.job} was not replayed: {self.reason}" + (f"; {self.remedy}" if self.remedy else "")
@@ -241,12 +201,11 @@ class ClaimLost(FairlaneError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class AlreadySettled(FairlaneError):
     """This program has settled the claim itself; a claim ends once."""
 
-    def __init__(self, job: UUID) -> None:
-        super().__init__(job)
-        self.job = job
+    job: UUID
 
     def __str__(self) -> str:
         return f"you have settled this claim of job {self.job} already; a claim ends once, and the first end counts"
@@ -279,15 +238,25 @@ class WorkerDied(FairlaneError):
 class Signal(Exception):
     """Raised by a handler to say how its job goes on, so that its return type stays true."""
 
+    def __init__(self, reason: str, otherwise: str, delay: timedelta | str | float | None = None) -> None:
+        # An invalid signal is refused where the handler raises it. Both modules import the errors above.
+        from fairlane.clock import duration_of
+        from fairlane.parameters import check_value
+
+        what = type(self).__name__
+        check_value(what, "reason", reason, str, any_text=True)
+        if delay is not None and duration_of(f"{what}: delay", delay) < 0:
+            raise ConfigurationError(f"{what}: delay={delay!r} lies in the past; give a time from now on, or none")
+        super().__init__(reason or otherwise)
+        self.reason = reason
+
 
 class Snooze(Signal):
     """Run this job again later; the attempt does not count."""
 
     def __init__(self, delay: timedelta | str | float, reason: str = "") -> None:
-        _check_signal(self, reason, delay)
-        super().__init__(reason or f"snoozed for {delay}")
+        super().__init__(reason, f"snoozed for {delay}", delay)
         self.delay = delay
-        self.reason = reason
 
 
 class Retry(Signal):
@@ -296,43 +265,24 @@ class Retry(Signal):
     def __init__(
         self, delay: timedelta | str | float | None = None, *, at: datetime | None = None, reason: str = ""
     ) -> None:
-        _check_signal(self, reason, *(() if delay is None else (delay,)))
+        super().__init__(reason, "retry asked for by the handler", delay)
         if at is not None:
             from fairlane.clock import as_instant
 
             as_instant(at)
-        super().__init__(reason or "retry asked for by the handler")
         self.delay = delay
         self.at = at
-        self.reason = reason
 
 
 class Dead(Signal):
     """Set this job aside for good, with the reason."""
 
     def __init__(self, reason: str = "") -> None:
-        _check_signal(self, reason)
-        super().__init__(reason or "declared dead by the handler")
-        self.reason = reason
+        super().__init__(reason, "declared dead by the handler")
 
 
 class Cancel(Signal):
     """End this job as cancelled."""
 
     def __init__(self, reason: str = "") -> None:
-        _check_signal(self, reason)
-        super().__init__(reason or "cancelled by the handler")
-        self.reason = reason
-
-
-def _check_signal(signal: Signal, reason: object, *delays: timedelta | str | float) -> None:
-    """Refuse an invalid signal where the handler raises it, so that the traceback leads to the line."""
-    # Both import the errors above.
-    from fairlane.clock import duration_of
-    from fairlane.parameters import check_value
-
-    what = type(signal).__name__
-    check_value(what, "reason", reason, str, any_text=True)
-    for delay in delays:
-        if duration_of(f"{what}: delay", delay) < 0:
-            raise ConfigurationError(f"{what}: delay={delay!r} lies in the past; give a time from now on, or none")
+        super().__init__(reason, "cancelled by the handler")

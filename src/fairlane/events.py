@@ -26,28 +26,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import dataclass_transform
 from uuid import UUID
 
 from fairlane.clock import Instant
 from fairlane.job import FollowUp, State
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened in this process."""
+    """Something that happened in this process. Each kind is a frozen dataclass."""
 
     at: Instant
     """When, in microseconds since 1970, by this process's estimate of the store's clock."""
 
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
 class JobEvent(Event):
     """Something happened to jobs of one queue."""
 
     queue: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobsEnqueued(JobEvent):
     """Jobs of one task were stored by one call. With a caller's transaction, they exist once it commits."""
 
@@ -55,7 +58,6 @@ class JobsEnqueued(JobEvent):
     jobs: tuple[UUID, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobsClaimed(JobEvent):
     """One claim returned these jobs, in the order in which they start. An empty claim is not an event."""
 
@@ -64,7 +66,6 @@ class JobsClaimed(JobEvent):
     took: timedelta
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobStarted(JobEvent):
     """A handler is about to be called."""
 
@@ -77,7 +78,6 @@ class JobStarted(JobEvent):
     """Time since it was enqueued, including a delay that its producer asked for, and earlier attempts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnded(JobEvent):
     """A handler has ended. Its outcome is being recorded; `ClaimsLost` follows if the database refuses it."""
 
@@ -96,21 +96,18 @@ class JobEnded(JobEvent):
     """As stored with the attempt: one line, then the traceback."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEvent(Event):
     """Something happened to this worker."""
 
     worker: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimsLost(WorkerEvent):
     """These jobs were taken over because their leases expired. They run again; nothing of these runs is recorded."""
 
     jobs: tuple[UUID, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FollowUpsNotStored(WorkerEvent):
     """A job is done, and these of its follow-ups were not stored, because other jobs hold their unique keys."""
 
@@ -118,14 +115,6 @@ class FollowUpsNotStored(WorkerEvent):
     follow_ups: tuple[FollowUp, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobsReaped(WorkerEvent):
-    """Leases of workers that are gone expired, and this worker ended their claims."""
-
-    jobs: tuple[UUID, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GatesRecounted(WorkerEvent):
     """Gates of a queue did not match the running jobs, and this worker has recounted them."""
 
@@ -133,21 +122,24 @@ class GatesRecounted(WorkerEvent):
     gates: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsReaped(WorkerEvent):
+    """Leases of workers that are gone expired, and this worker ended their claims."""
+
+    jobs: tuple[UUID, ...]
+
+
 class WorkerStarted(WorkerEvent):
     """A worker starts to serve these queues."""
 
     queues: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStopping(WorkerEvent):
     """It claims nothing more, and waits for running jobs."""
 
     running: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStopped(WorkerEvent):
     """It has ended."""
 
@@ -155,7 +147,6 @@ class WorkerStopped(WorkerEvent):
     left_unsettled: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesRenewed(WorkerEvent):
     """It has renewed the leases of the jobs that it holds."""
 
@@ -164,7 +155,6 @@ class LeasesRenewed(WorkerEvent):
     """Leases that no longer existed: other workers have taken over their jobs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoopDied(WorkerEvent):
     """One of its loops died. It becomes unhealthy, waits for running jobs, and raises `WorkerDied`."""
 
@@ -172,7 +162,6 @@ class LoopDied(WorkerEvent):
     cause: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLost(WorkerEvent):
     """The database cannot be reached, or refuses requests. Running jobs go on."""
 
@@ -180,26 +169,9 @@ class StoreLost(WorkerEvent):
     error: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreReturned(WorkerEvent):
     """The database answers again."""
 
 
-EVENTS: tuple[type[Event], ...] = (
-    JobsEnqueued,
-    JobsClaimed,
-    JobStarted,
-    JobEnded,
-    ClaimsLost,
-    FollowUpsNotStored,
-    GatesRecounted,
-    JobsReaped,
-    WorkerStarted,
-    WorkerStopping,
-    WorkerStopped,
-    LeasesRenewed,
-    LoopDied,
-    StoreLost,
-    StoreReturned,
-)
+EVENTS: tuple[type[Event], ...] = (*JobEvent.__subclasses__(), *WorkerEvent.__subclasses__())
 """Every kind of event."""
