@@ -175,7 +175,7 @@ async def test_a_producer_that_does_not_know_the_function_is_told(app: App, cloc
 
 @pytest.mark.parametrize("context", [[1], "text", {1: 2}])
 async def test_a_context_is_a_mapping_of_names(deliver: Task[..., int], context: Any) -> None:
-    with pytest.raises(InvalidJob, match="not a mapping of names"):
+    with pytest.raises(InvalidJob, match="give a mapping of names"):
         deliver.using(context=context)
 
 

@@ -238,14 +238,14 @@ class WorkerDied(FairlaneError):
 class Signal(Exception):
     """Raised by a handler to say how its job goes on, so that its return type stays true."""
 
-    def __init__(self, reason: str, otherwise: str, delay: timedelta | str | float | None = None) -> None:
+    def __init__(self, reason: str, otherwise: str, delay: timedelta | str | float = 0) -> None:
         # An invalid signal is refused where the handler raises it. Both modules import the errors above.
         from fairlane.clock import duration_of
         from fairlane.parameters import check_value
 
         what = type(self).__name__
         check_value(what, "reason", reason, str, any_text=True)
-        if delay is not None and duration_of(f"{what}: delay", delay) < 0:
+        if duration_of(f"{what}: delay", delay) < 0:
             raise ConfigurationError(f"{what}: delay={delay!r} lies in the past; give a time from now on, or none")
         super().__init__(reason or otherwise)
         self.reason = reason
@@ -265,7 +265,7 @@ class Retry(Signal):
     def __init__(
         self, delay: timedelta | str | float | None = None, *, at: datetime | None = None, reason: str = ""
     ) -> None:
-        super().__init__(reason, "retry asked for by the handler", delay)
+        super().__init__(reason, "retry asked for by the handler", 0 if delay is None else delay)
         if at is not None:
             from fairlane.clock import as_instant
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -83,24 +82,23 @@ def checked(
 
     def decorate(function: F) -> F:
         what, options = called or _called(function), _options(function)
+        kinds = inspect.Parameter
+        parameters = inspect.signature(function).parameters.values()
+        placed = [each.name for each in parameters if each.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+        variadic = (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+        looked_at = {each.name for each in parameters if each.kind not in variadic}.difference(unchecked)
 
-        # Made at the first call: annotations may name what is defined further down.
+        # Read at the first call: annotations may name what is defined further down.
         @functools.cache
-        def tests() -> tuple[list[str], dict[str, Test], dict[str, Any]]:
-            kinds, hints = inspect.Parameter, get_type_hints(function)
-            parameters = inspect.signature(function).parameters.values()
-            variadic = {each.name for each in parameters if each.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)}
-            placed = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
-            left_out = {*unchecked, *variadic, "return"}
-            made = {name: _test(hint, name in any_text) for name, hint in hints.items() if name not in left_out}
-            return [each.name for each in parameters if each.kind in placed], made, hints
+        def hints() -> dict[str, Any]:
+            return {name: hint for name, hint in get_type_hints(function).items() if name in looked_at}
 
         def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             _refuse_unknown(what, kwargs, options)
-            names, made, hints = tests()
-            for name, value in chain(zip(names, args, strict=False), kwargs.items()):
-                if name in made and not made[name](value):
-                    raise _refusal(what, name, value, hints[name], error)
+            known = hints()
+            for name, value in chain(zip(placed, args, strict=False), kwargs.items()):
+                if name in known:
+                    check_value(what, name, value, known[name], error=error, any_text=name in any_text)
 
         return _preceded(function, check)
 
@@ -123,19 +121,11 @@ def known_options(function: F) -> F:
 
 def _preceded(function: F, check: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> F:
     """The function with this check before it."""
-    if inspect.iscoroutinefunction(function):
 
-        @functools.wraps(function)
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            check(args, kwargs)
-            return await function(*args, **kwargs)
-
-    else:
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            check(args, kwargs)
-            return function(*args, **kwargs)
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        check(args, kwargs)
+        return function(*args, **kwargs)
 
     return cast(F, wrapper)
 
@@ -193,17 +183,24 @@ def check_fields(record: object, what: str, error: type[FairlaneError] = Configu
 _fields_of = functools.cache(get_type_hints)
 
 
+def check_whole(
+    what: str, value: object, least: int, most: int, remedy: str, error: type[FairlaneError] = ConfigurationError
+) -> int:
+    """Refuse what is not a whole number within these bounds; `what` is its name, and may say where it was given."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise error(f"{what}={shown(value)} is not a whole number from {least:,} to {most:,}; {remedy}")
+    return value
+
+
 def _refusal(what: str, name: str, value: object, kind: Any, error: type[FairlaneError]) -> FairlaneError:
-    remedy = f"give {_words(kind)}"
-    if isinstance(value, str) and str in _alternatives(kind):
+    remedy, alternatives = f"give {_words(kind)}", {*_alternatives(kind)}
+    if isinstance(value, str) and str in alternatives:
         remedy = (
             f"give text of at most {LONGEST_TEXT:,} characters, without NUL and lone surrogates, which no database "
             "stores"
         )
-    elif isinstance(value, int | float) and not isinstance(value, bool) and {int, float} & {*_alternatives(kind)}:
-        remedy = f"give {_words(kind)}" + (" that is not as large" if isinstance(value, int) else " that is finite")
-        if isinstance(value, float) and math.isfinite(value):
-            remedy = f"give {_words(kind)}"
+    elif isinstance(value, int | float) and {int, float} & alternatives and not -LARGEST < value < LARGEST:
+        remedy += " that is finite and not as large"
     return error(f"{what}: {name}={shown(value)} cannot be used; {remedy}")
 
 
@@ -215,6 +212,7 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 def _test(kind: Any, any_text: bool = False) -> Test:
     """A function that says whether a value matches an annotation."""
     origin, arguments = get_origin(kind), get_args(kind)
+    own = origin or kind
     if kind in (Any, object) or isinstance(kind, TypeVar):
         return lambda value: True
     if origin in (Union, types.UnionType):
@@ -226,10 +224,9 @@ def _test(kind: Any, any_text: bool = False) -> Test:
         return lambda value: (
             isinstance(value, str) and (any_text or (len(value) <= LONGEST_TEXT and is_storable(value)))
         )
-    if kind is int:
-        return lambda value: isinstance(value, int) and not isinstance(value, bool) and -LARGEST < value < LARGEST
-    if kind is float:
-        return _is_number
+    if kind in (int, float):
+        numbers = (int, kind)
+        return lambda value: isinstance(value, numbers) and not isinstance(value, bool) and -LARGEST < value < LARGEST
     if origin in (type, _CALLABLE):
         return inspect.isclass if origin is type else callable
     if origin is not None and issubclass(origin, Mapping):
@@ -238,8 +235,7 @@ def _test(kind: Any, any_text: bool = False) -> Test:
             isinstance(value, Mapping) and all(names(name) and values(each) for name, each in value.items())
         )
     if origin is not None and issubclass(origin, Iterable):
-        return _several(origin, _test(arguments[0], any_text))
-    own = origin or kind
+        return functools.partial(_is_many, origin, _test(arguments[0], any_text))
     if getattr(own, "_is_protocol", False):
         members = [name for name in dir(own) if not name.startswith("_")]
         return lambda value: not inspect.isclass(value) and all(hasattr(value, name) for name in members)
@@ -249,23 +245,11 @@ def _test(kind: Any, any_text: bool = False) -> Test:
 _CALLABLE = get_origin(Callable[[], None])
 
 
-def _several(origin: type, test: Test) -> Test:
-    """A test for many of something. An iterator, which can be consumed only once, is not looked into."""
-
-    def is_many(value: Any) -> bool:
-        if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
-            return False
-        if issubclass(origin, Collection) and not isinstance(value, Collection):
-            return False
-        return not isinstance(value, Collection) or all(map(test, value))
-
-    return is_many
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return -LARGEST < value < LARGEST
+def _is_many(origin: type, test: Test, value: Any) -> bool:
+    """Whether it is many of something. An iterator, which can be consumed only once, is not looked into."""
+    if isinstance(value, Collection):
+        return not isinstance(value, str | bytes | Mapping) and all(map(test, value))
+    return isinstance(value, Iterable) and not issubclass(origin, Collection)
 
 
 def _words(kind: Any) -> str:

@@ -10,20 +10,21 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlane.clock import SECOND, Instant, as_instant, duration_of, microseconds
 from fairlane.codec import Codec, PayloadCodec
 from fairlane.effects import ABSENT, Effects, ValueSource, became
 from fairlane.errors import (
     ConfigurationError,
+    FairlaneError,
     InvalidJob,
-    InvalidKey,
     JobCancelled,
     JobFailed,
     JobNotFound,
@@ -32,9 +33,9 @@ from fairlane.errors import (
     UnknownTask,
 )
 from fairlane.job import RESERVED, AttemptRecord, JobRecord, NewJob, Outcome, State
-from fairlane.parameters import check_value, known_options, shown
+from fairlane.parameters import check_fields, check_value, check_whole, known_options, shown
 from fairlane.policy.backlog import FullBacklog, Verdicts
-from fairlane.policy.limits import is_whole
+from fairlane.policy.partitions import MOST_PARTITIONS
 from fairlane.policy.unique import Conflict, OnReplayConflict, Unique, checked_on_replay_conflict
 from fairlane.redaction import Redact
 from fairlane.scheduler.explain import Explanation, explain
@@ -54,72 +55,9 @@ Progress = Callable[[int, int], None]
 
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
 MOST_ATTEMPTS = 10_000
-ALWAYS_TOLD = ("queue", "task", "priority")
+IN_EVERY_CONTEXT = ("queue", "task", "priority")
 """What a policy's functions get for every job, in addition to its context and keys."""
 LONGEST_DELAY = 100 * 366 * 24 * 3_600 * SECOND
-
-
-def check_priority(what: str, priority: object) -> int:
-    if not is_whole(priority):
-        raise InvalidJob(f"{what}: priority={shown(priority)} is not a whole number; give one, such as 5")
-    if not LOWEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
-        raise InvalidJob(
-            f"{what}: priority={shown(priority)} is outside of {LOWEST_PRIORITY} … {HIGHEST_PRIORITY}; give one inside"
-        )
-    return priority
-
-
-def check_attempts(what: str, attempts: object) -> int:
-    if not is_whole(attempts) or not 1 <= attempts <= MOST_ATTEMPTS:
-        raise InvalidJob(
-            f"{what}: max_attempts={shown(attempts)} is not a whole number from 1 to {MOST_ATTEMPTS:,}; give one"
-        )
-    return attempts
-
-
-def check_id(what: str, given: object) -> UUID | None:
-    if given is None or isinstance(given, UUID):
-        return given
-    try:
-        return UUID(str(given))
-    except ValueError:
-        raise InvalidJob(f"{what}: id={shown(given)} is not a UUID; give one, such as uuid.uuid4(), or none") from None
-
-
-def check_context(what: str, context: object) -> Mapping[str, Any]:
-    if not isinstance(context, Mapping) or not all(isinstance(name, str) for name in context):
-        raise InvalidJob(
-            f"{what}: context={shown(context)} is not a mapping of names to values; give one, such as {{'plan': 'pro'}}"
-        )
-    for name in context:
-        if name.startswith(RESERVED):
-            raise InvalidJob(f"{what}: context: {shown(name)} is a name of Fairlane's own; begin it otherwise")
-        if name in ALWAYS_TOLD:
-            raise InvalidJob(
-                f"{what}: context: {name!r} is what a policy's functions find the job's own {name} under; give yours "
-                "another name"
-            )
-    return context
-
-
-def check_partition(what: str, partition: object) -> int | None:
-    if partition is None or (is_whole(partition) and partition >= 0):
-        return partition
-    raise InvalidJob(f"{what}: partition={shown(partition)} is not the number of a partition; give one, from 0 on")
-
-
-def check_keys_given(what: str, keys: object) -> Mapping[str, object]:
-    if not isinstance(keys, Mapping):
-        raise InvalidKey(f"{what}: keys={shown(keys)} are none; give a mapping, such as {{'account': 'acme'}}")
-    return keys
-
-
-def check_effects(what: str, given: object) -> Effects | None:
-    if given is None:
-        return None
-    if not isinstance(given, Effects):
-        raise InvalidJob(f"{what}: on_dead={shown(given)} is not an Effects(…); give one, such as Effects(enqueue=[…])")
-    return given.copy()
 
 
 def as_unique(given: object) -> Unique | None:
@@ -144,37 +82,36 @@ class TaskOptions:
     """Where a function that is not async runs: in a thread of the worker, or in a process of its own."""
 
     def checked(self, what: str) -> TaskOptions:
-        try:
-            check_attempts(what, self.max_attempts)
-            check_priority(what, self.priority)
-        except InvalidJob as error:
-            raise ConfigurationError(str(error)) from None
-        if not isinstance(self.backoff, Backoff):
-            raise ConfigurationError(f"{what}: backoff={shown(self.backoff)} is not a Backoff(…); give one, or none")
+        check_value(what, "backoff", self.backoff, Backoff)
+        check_value(what, "executor", self.executor, Literal["thread", "process"])
+        check_bounds(what, self.priority, self.max_attempts, ConfigurationError)
+        kinds: Any
         for name, kinds in (("retry_on", self.retry_on), ("dead_on", self.dead_on)):
-            each: Any
             for each in kinds if isinstance(kinds, tuple) else (kinds,):
-                if not isinstance(each, type) or not issubclass(each, BaseException):
+                if not inspect.isclass(each) or not issubclass(each, BaseException):
                     raise ConfigurationError(
                         f"{what}: {name}={shown(kinds)} is not an exception type, or a tuple of them; give such as "
                         "ConnectionError"
                     )
-        if self.executor not in ("thread", "process"):
-            raise ConfigurationError(f"{what}: executor={shown(self.executor)} is unknown; use 'thread' or 'process'")
         if self.timeout is not None and duration_of(f"{what}: timeout", self.timeout) <= 0:
             raise ConfigurationError(f"{what}: timeout={self.timeout!r} is not a time above 0; None means no timeout")
         return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnqueueOptions:
+def check_bounds(what: str, priority: int, max_attempts: int, error: type[FairlaneError]) -> None:
+    """Refuse numbers that no job can have."""
+    check_whole(f"{what}: priority", priority, LOWEST_PRIORITY, HIGHEST_PRIORITY, "give one, such as 5", error)
+    check_whole(f"{what}: max_attempts", max_attempts, 1, MOST_ATTEMPTS, "give one", error)
+
+
+class EnqueueOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of one job; `None` means the default of its task."""
 
     tx: Any = None
     queue: str | None = None
     priority: int | None = None
     max_attempts: int | None = None
-    keys: Mapping[str, object] | None = None
+    keys: Mapping[Any, object] | None = None
     delay: int | None = None
     run_at: Instant | None = None
     id: UUID | None = None
@@ -189,28 +126,42 @@ class EnqueueOptions:
         """Where a job of this task goes."""
         return task.queue if self.queue is None else self.queue
 
+    def check(self, what: str) -> None:
+        """Refuse what no job can have."""
+        check_fields(self, what, InvalidJob)
+        priority = 0 if self.priority is None else self.priority
+        check_bounds(what, priority, 1 if self.max_attempts is None else self.max_attempts, InvalidJob)
+        if self.queue == "":
+            raise InvalidJob(f"{what}: queue='' is not the name of a queue; give that of one, or leave it out")
+        if self.delay is not None and self.run_at is not None:
+            raise InvalidJob(f"{what}: give delay= or run_at=, not both")
+        if self.partition is not None:
+            most = MOST_PARTITIONS - 1
+            check_whole(f"{what}: partition", self.partition, 0, most, "give that of a partition", InvalidJob)
+            if self.partition_key is not ABSENT:
+                raise InvalidJob(f"{what}: give partition= or partition_key=, not both")
+        for name in self.context or ():
+            if name.startswith(RESERVED):
+                raise InvalidJob(f"{what}: context: {shown(name)} is a name of Fairlane's own; begin it otherwise")
+            if name in IN_EVERY_CONTEXT:
+                raise InvalidJob(
+                    f"{what}: context: {name!r} is what a policy's functions find the job's own {name} under; give "
+                    "yours another name"
+                )
+
     def over(self, base: EnqueueOptions) -> EnqueueOptions:
         """These options, with those of `base` as defaults. An id belongs to one job and is never inherited."""
-        timed = self if self.delay is not None or self.run_at is not None else base
-        routed = self if self.partition is not None or self.partition_key is not ABSENT else base
-        return EnqueueOptions(
-            tx=base.tx if self.tx is None else self.tx,
-            queue=base.queue if self.queue is None else self.queue,
-            priority=base.priority if self.priority is None else self.priority,
-            max_attempts=base.max_attempts if self.max_attempts is None else self.max_attempts,
-            keys={**(base.keys or {}), **(self.keys or {})} or None,
-            delay=timed.delay,
-            run_at=timed.run_at,
-            id=self.id,
-            unique=base.unique if self.unique is None else self.unique,
-            on_dead=base.on_dead if self.on_dead is None else self.on_dead,
-            context={**(base.context or {}), **(self.context or {})} or None,
-            partition=routed.partition,
-            partition_key=routed.partition_key,
-        )
+        given = {name: value for name in FIELDS if (value := getattr(self, name)) is not getattr(DEFAULTS, name)}
+        for pair in (("delay", "run_at"), ("partition", "partition_key")):
+            if not given.keys().isdisjoint(pair):
+                given = {name: getattr(self, name) for name in pair} | given
+        for name in given.keys() & {"keys", "context"}:
+            given[name] = {**(getattr(base, name) or {}), **given[name]} or None
+        return replace(base, **{"id": None, **given})
 
 
 DEFAULTS = EnqueueOptions()
+FIELDS = EnqueueOptions.__struct_fields__
 
 
 class Call(msgspec.Struct, Generic[R], eq=False, gc=False):
@@ -346,29 +297,22 @@ class BoundTask(Generic[P, R]):
         `partition_key` a value to find it by instead; with `None` it goes to the first.
         """
         what = f"task {self._task.name!r}"
-        if queue is not None:
-            check_value(what, "queue", queue, str, error=InvalidJob)
-            if not queue:
-                raise InvalidJob(f"{what}: queue='' is not the name of a queue; give that of one, or leave it out")
-        if delay is not None and run_at is not None:
-            raise InvalidJob(f"{what}: give delay= or run_at=, not both")
-        if partition is not None and partition_key is not ABSENT:
-            raise InvalidJob(f"{what}: give partition= or partition_key=, not both")
         chosen = EnqueueOptions(
             tx=tx,
             queue=queue,
-            priority=None if priority is None else check_priority(what, priority),
-            max_attempts=None if max_attempts is None else check_attempts(what, max_attempts),
-            keys=None if keys is None else check_keys_given(what, keys),
+            priority=priority,
+            max_attempts=max_attempts,
+            keys=keys,
             delay=None if delay is None else _delay(what, delay),
             run_at=None if run_at is None else _run_at(what, run_at),
-            id=self._options.id if id is None else check_id(what, id),
+            id=self._options.id if id is None else _id(what, id),
             unique=as_unique(unique),
-            on_dead=check_effects(what, on_dead),
-            context=None if context is None else check_context(what, context),
-            partition=check_partition(what, partition),
+            on_dead=on_dead.copy() if isinstance(on_dead, Effects) else on_dead,
+            context=context,
+            partition=partition,
             partition_key=partition_key,
         )
+        chosen.check(what)
         return BoundTask(self._task, chosen.over(self._options))
 
 
@@ -480,6 +424,13 @@ def _delay(what: str, delay: Duration) -> int:
     if amount > LONGEST_DELAY:
         raise InvalidJob(f"{what}: delay={delay!r} is longer than a hundred years")
     return amount
+
+
+def _id(what: str, given: UUID | str) -> UUID:
+    try:
+        return given if isinstance(given, UUID) else UUID(str(given))
+    except ValueError:
+        raise InvalidJob(f"{what}: id={shown(given)} is not a UUID; give one, such as uuid.uuid4(), or none") from None
 
 
 def _run_at(what: str, run_at: datetime) -> Instant:

@@ -138,7 +138,7 @@ async def test_what_cannot_be_stored_is_refused_at_enqueue_and_nothing_is_stored
             await deliver.using(on_dead=effects, id=UUID(int=5)).enqueue(1)
         with pytest.raises(kind):
             await shop.app.enqueue_many([deliver.call(1), deliver.using(on_dead=effects, id=UUID(int=5)).call(1)])
-    with pytest.raises(InvalidJob, match="on_dead=5 is not an Effects"):
+    with pytest.raises(InvalidJob, match="on_dead=5 cannot be used; give an Effects"):
         deliver.using(on_dead=5)  # type: ignore[arg-type]
     assert await shop.queue.claim(1) == []
 
