@@ -40,7 +40,7 @@ async def test_a_misspelt_keyword_is_refused_with_the_one_that_is_meant(name: st
     async with opened("sqlite://") as world:
         await world.more_claims()
         good = {each: _made(argument, world) for each, argument in row.good.items() if each != option}
-        called = name.lower() if name in GROUPS["operating"] else name.rpartition(".")[2]
+        called = name.lower() if name in GROUPS["operating"] else name.rpartition(".")[2].removesuffix("_sync")
         told = f"{called}: there is no option {option}_=; did you mean {option}=?"
         with pytest.raises(ConfigurationError, match=f"^{re.escape(told)}$"):
             await answered(row.call(world), {**good, f"{option}_": None}, None)

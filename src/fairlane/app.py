@@ -52,7 +52,7 @@ from fairlane.errors import (
 )
 from fairlane.events import Event
 from fairlane.job import Outcome
-from fairlane.loop_thread import BackgroundLoop, CallerThread, refuse_inside_a_loop
+from fairlane.loop_thread import BackgroundLoop, CallerThread, blocking, refuse_inside_a_loop
 from fairlane.operations import Operations
 from fairlane.operations.metrics import limits_waited_for
 from fairlane.parameters import check_value, checked, known_options, shown
@@ -549,10 +549,7 @@ class App(Declarations):
         """What enqueueing this call would do now."""
         return await (await self._connected()).producing.foreseen(call)
 
-    @known_options
-    def enqueue_many_sync(self, calls: Iterable[Call[R]], tx: Any = None) -> Enqueued[R]:
-        """`enqueue_many` for code that is not async."""
-        return self.run_blocking(self.enqueue_many(calls, tx))
+    enqueue_many_sync = blocking(enqueue_many, "run_blocking")
 
     def job(self, job: UUID | str) -> Job[Any]:
         """The handle of the job with this id."""

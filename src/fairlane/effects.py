@@ -11,9 +11,11 @@ import msgspec
 from fairlane.codec import decode_value, encode_value
 from fairlane.errors import InvalidJob, InvalidValue
 from fairlane.job import FollowUp, Landed, Outcome, StampedEffects
+from fairlane.loop_thread import blocking
 from fairlane.parameters import known_options, shown
 from fairlane.policy.limits import is_whole
 from fairlane.store import records
+from fairlane.store.procedures import Work
 from fairlane.store.protocol import Store
 
 if TYPE_CHECKING:
@@ -120,22 +122,25 @@ class Values:
     def __init__(self, source: ValueSource) -> None:
         self._source = source
 
+    async def _run(self, work: Work[R], tx: Any) -> R:
+        return await (await self._source.opened()).run(work, tx)
+
     @known_options
     async def get(self, key: str, default: Any = None, *, tx: Any = None) -> Any:
         """The value of a key, or `default`."""
-        stored = await (await self._source.opened()).run(records.get_value(checked_key(key)), tx)
+        stored = await self._run(records.get_value(checked_key(key)), tx)
         return default if stored is None else decode_value(stored)
 
     @known_options
     async def put(self, key: str, value: Any, *, tx: Any = None) -> None:
         """Set the value of a key."""
         encoded = encode_value(checked_key(key), value, self._source.max_payload)
-        await (await self._source.opened()).run(records.put_value(key, encoded), tx)
+        await self._run(records.put_value(key, encoded), tx)
 
     @known_options
     async def delete(self, key: str, *, tx: Any = None) -> bool:
         """Remove a key. Returns whether it existed."""
-        return await (await self._source.opened()).run(records.delete_value(checked_key(key)), tx)
+        return await self._run(records.delete_value(checked_key(key)), tx)
 
     @known_options
     async def compare_and_set(self, key: str, expected: Any, value: Any, *, tx: Any = None) -> bool:
@@ -146,9 +151,7 @@ class Values:
         most = self._source.max_payload
         before = None if expected is ABSENT else encode_value(checked_key(key), expected, most)
         after = None if value is ABSENT else encode_value(checked_key(key), value, most)
-        return await (await self._source.opened()).run(
-            records.compare_and_set_value(checked_key(key), before, after), tx
-        )
+        return await self._run(records.compare_and_set_value(checked_key(key), before, after), tx)
 
     @known_options
     async def scan(self, prefix: str = "", after: str | None = None, limit: int = 100, *, tx: Any = None) -> Page:
@@ -160,36 +163,15 @@ class Values:
             None if after is None or after == "" else checked_key(after),
         )
         # One more than asked for, to know whether there is another page.
-        found = await (await self._source.opened()).run(records.scan_values(low, end, limit + 1), tx)
+        found = await self._run(records.scan_values(low, end, limit + 1), tx)
         items = [(key, decode_value(value)) for key, value in found[:limit]]
         return Page(items, items[-1][0] if len(found) > limit else None)
 
-    # Blocking.
-
-    @known_options
-    def get_sync(self, key: str, default: Any = None, *, tx: Any = None) -> Any:
-        """`get` for code that is not async."""
-        return self._source.run_blocking(self.get(key, default, tx=tx))
-
-    @known_options
-    def put_sync(self, key: str, value: Any, *, tx: Any = None) -> None:
-        """`put` for code that is not async."""
-        self._source.run_blocking(self.put(key, value, tx=tx))
-
-    @known_options
-    def delete_sync(self, key: str, *, tx: Any = None) -> bool:
-        """`delete` for code that is not async."""
-        return self._source.run_blocking(self.delete(key, tx=tx))
-
-    @known_options
-    def compare_and_set_sync(self, key: str, expected: Any, value: Any, *, tx: Any = None) -> bool:
-        """`compare_and_set` for code that is not async."""
-        return self._source.run_blocking(self.compare_and_set(key, expected, value, tx=tx))
-
-    @known_options
-    def scan_sync(self, prefix: str = "", after: str | None = None, limit: int = 100, *, tx: Any = None) -> Page:
-        """`scan` for code that is not async."""
-        return self._source.run_blocking(self.scan(prefix, after, limit, tx=tx))
+    get_sync = blocking(get)
+    put_sync = blocking(put)
+    delete_sync = blocking(delete)
+    compare_and_set_sync = blocking(compare_and_set)
+    scan_sync = blocking(scan)
 
 
 def key_range(prefix: str, after: str | None) -> tuple[str, str]:

@@ -165,24 +165,26 @@ def _named(call: Call[Any], queue: str) -> str:
     return f"declare the task with queue={queue!r}" if call.options.queue is None else f"enqueue to {queue!r}"
 
 
-def stamped_effects(effects: Effects, stamp: Stamp, max_value: int) -> StampedEffects:
+def stamped_effects(
+    enqueue: Sequence[Call[Any]], put: Mapping[str, Any], delete: Sequence[str], stamp: Stamp, max_value: int
+) -> StampedEffects:
     """Effects as the store takes them. What cannot be stored is refused here, before anything is written."""
-    for call in effects.enqueue:
+    for call in enqueue:
         if not isinstance(call, Call):
             raise InvalidJob(f"a follow-up is a call, not a {type(call).__name__}; write task.call(…)")
         if call.options.tx is not None:
             raise InvalidJob(f"{call!r} names a transaction; a follow-up lands with its job, and takes none")
     return StampedEffects(
-        tuple(stamp(call) for call in effects.enqueue),
-        {checked_key(key): encode_value(key, value, max_value) for key, value in effects.put.items()},
-        tuple(checked_key(key) for key in effects.delete),
+        tuple(map(stamp, enqueue)),
+        {checked_key(key): encode_value(key, value, max_value) for key, value in put.items()},
+        tuple(map(checked_key, delete)),
     )
 
 
 def _on_dead(task: Task[..., Any], job: UUID, effects: Effects, stamp: Stamp | None, max_payload: int) -> bytes | None:
     """The `on_dead` effects of a job, as they are stored with it; `None` if they are empty."""
     assert stamp is not None, "calls that declare something for their death are stamped by a producer"
-    stamped = stamped_effects(effects, stamp, max_payload)
+    stamped = stamped_effects(effects.enqueue, effects.put, effects.delete, stamp, max_payload)
     if not stamped:
         return None
     taken = {job}

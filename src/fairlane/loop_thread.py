@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import ContextVar, Token
+from operator import attrgetter
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from fairlane.errors import ConfigurationError
 
+P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 
 ENDS_WITHIN = 2.0
 """Seconds for running work to finish by itself when the loop is stopped."""
@@ -60,9 +63,7 @@ class CallerThread:
         self._outer = _caller.set(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._outer is not None
         _caller.reset(self._outer)
 
@@ -98,6 +99,23 @@ _caller: ContextVar[CallerThread | None] = ContextVar("fairlane_caller", default
 def is_blocking_call() -> bool:
     """Whether a thread is blocked on what runs here."""
     return _caller.get() is not None
+
+
+def blocking(
+    method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], run: str = "_source.run_blocking"
+) -> Callable[Concatenate[S, P], R]:
+    """The form of an async method for code that is not async: it blocks its thread until the work is done. `run` is the
+    attribute of its object that runs coroutines."""
+    name, runner = method.__name__, attrgetter(run)
+
+    @functools.wraps(method)
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = runner(self)(getattr(self, name)(*args, **kwargs))
+        return result
+
+    call.__name__ = f"{name}_sync"
+    call.__doc__ = f"`{name}` for code that is not async."
+    return call
 
 
 def refuse_inside_a_loop(work: Coroutine[Any, Any, Any]) -> ConfigurationError:

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from fairlane.clock import SECOND, Clock, Instant, duration_of
@@ -29,7 +29,6 @@ from fairlane.operations import Operations
 from fairlane.parameters import check_value, checked, known_options, shown
 from fairlane.policy.partitions import parse_partition, partition_for, partition_name, whole_of
 from fairlane.policy.policy import Policy
-from fairlane.policy.unique import Conflict
 from fairlane.scheduler.explain import Explanation
 from fairlane.scheduler.settlement import (
     Backoff,
@@ -48,6 +47,8 @@ from fairlane.task import LONGEST_DELAY, Duration, Registry
 from fairlane.waits import ANSWER_WITHIN, Outage, first_of, jittered, pause
 from fairlane.worker.claims import Turns
 from fairlane.worker.runs import bounded, storable
+
+T = TypeVar("T")
 
 MOST_CLAIMED = 100_000
 """They are all in memory, and claimed in one transaction."""
@@ -81,17 +82,10 @@ class Connection:
 class QueueSource(Protocol):
     """What a queue and its claims need from the app."""
 
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def registry(self) -> Registry: ...
-
-    @property
-    def max_payload(self) -> int: ...
-
-    @property
-    def operations(self) -> Operations: ...
+    clock: Clock
+    registry: Registry
+    max_payload: int
+    operations: Operations
 
     async def opened(self) -> Store: ...
 
@@ -163,15 +157,20 @@ class Queue:
     async def _claim(
         self, connection: Connection, queue: str, n: int, identity: WorkerIdentity, duration: timedelta
     ) -> list[HeldClaim]:
+        store = connection.store
+
+        async def give_back(claimed: Claimed) -> None:
+            outcome = Released("its claimer was cancelled")
+            await store.settle([settle(each, outcome, 0) for each in claimed.claims])
+
         async def once() -> Claimed:
-            return await connection.store.claim(queue, lambda: n, worker=identity, lease=duration)
+            claiming = store.claim(queue, lambda: n, worker=identity, lease=duration)
+            return await _unbroken(claiming, give_back)
 
         try:
-            claimed = await _unbroken(connection.store, once())
-            asked = 1
+            claimed, asked = await once(), 1
             while claimed.more and not claimed.claims and asked < ASKED_AT_MOST:
-                claimed = await _unbroken(connection.store, once())
-                asked += 1
+                claimed, asked = await once(), asked + 1
         finally:
             connection.ear.claimed(queue)
         self._turns.note(queue, claimed.vtime, is_idle=len(claimed.claims) < n)
@@ -271,20 +270,22 @@ async def _any_of(waits: Sequence[Coroutine[Any, Any, bool]]) -> bool:
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def _unbroken(store: Store, claim: Coroutine[Any, Any, Claimed]) -> Claimed:
-    """Wait for a claim. If the waiter is cancelled meanwhile, the claimed jobs are released."""
-    claiming = asyncio.ensure_future(claim)
+async def _unbroken(work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]] | None = None) -> T:
+    """See this through. If the waiter is cancelled meanwhile, what was done is undone, if that is possible: a statement
+    that is interrupted leaves open whether it was recorded."""
+    working = asyncio.ensure_future(work)
+
+    async def undone() -> None:
+        with contextlib.suppress(Exception):  # of claims, the lease runs out then
+            done = await working
+            if undo is not None:
+                await undo(done)
+
     try:
-        return await asyncio.shield(claiming)
+        return await asyncio.shield(working)
     except asyncio.CancelledError:
-        await asyncio.wait({asyncio.ensure_future(_give_back(store, claiming))}, timeout=ANSWER_WITHIN)
+        await asyncio.wait({asyncio.ensure_future(undone())}, timeout=ANSWER_WITHIN)
         raise
-
-
-async def _give_back(store: Store, claiming: asyncio.Future[Claimed]) -> None:
-    with contextlib.suppress(Exception):  # their lease runs out then
-        claims = (await claiming).claims
-        await store.settle([settle(each, Released("its claimer was cancelled"), 0) for each in claims])
 
 
 class HeldLease:
@@ -304,6 +305,20 @@ class HeldClaim:
 
     __slots__ = ("_began", "_call", "_claim", "_is_lent", "_is_lost", "_is_settled", "_lease", "_source", "_tried")
 
+    id: UUID
+    """The job's id."""
+    queue: str
+    task: str
+    keys: Mapping[str, str | None]
+    priority: int
+    attempt: int
+    """Counts from 1."""
+    max_attempts: int
+    enqueued_at: Instant
+    claimed_at: Instant
+    payload: bytes
+    """The arguments, as stored."""
+
     def __init__(self, claim: Claim, lease: HeldLease, source: QueueSource) -> None:
         self._claim = claim
         self._lease = lease
@@ -320,50 +335,10 @@ class HeldClaim:
     def __repr__(self) -> str:
         return f"<claim of job {self.id} ({self.task}), attempt {self.attempt} of {self.max_attempts}>"
 
-    # The job.
-
-    @property
-    def id(self) -> UUID:
-        """The job's id."""
-        return self._claim.id
-
-    @property
-    def queue(self) -> str:
-        return self._claim.queue
-
-    @property
-    def task(self) -> str:
-        return self._claim.task
-
-    @property
-    def keys(self) -> Mapping[str, str | None]:
-        return self._claim.keys
-
-    @property
-    def priority(self) -> int:
-        return self._claim.priority
-
-    @property
-    def attempt(self) -> int:
-        """Counts from 1."""
-        return self._claim.attempt
-
-    @property
-    def max_attempts(self) -> int:
-        return self._claim.max_attempts
-
-    @property
-    def enqueued_at(self) -> Instant:
-        return self._claim.enqueued_at
-
-    @property
-    def claimed_at(self) -> Instant:
-        return self._claim.claimed_at
-
-    @property
-    def payload(self) -> bytes:
-        """The arguments, as stored."""
-        return self._claim.payload
+    def __getattr__(self, name: str) -> Any:
+        if name in HeldClaim.__annotations__:
+            return getattr(self._claim, name)
+        raise AttributeError(f"{self!r} has no attribute {name!r}")
 
     @property
     def args(self) -> Sequence[Any]:
@@ -415,10 +390,10 @@ class HeldClaim:
         done = self._done(result)
         if effects is not None:
             stamp = (await self._source.connected()).producing.stamp
-            stamped = stamped_effects(effects, stamp, self._source.max_payload)
-            done = Done(done.result, stamped)
-        conflicts = await (self._end(done, ran) if tx is None else self._end_in(tx, done, ran))
-        return landed_of(done.effects, conflicts)
+            most = self._source.max_payload
+            done = Done(done.result, stamped_effects(effects.enqueue, effects.put, effects.delete, stamp, most))
+        ended = await settle_together(self._source, [(self, done)], ran, tx)
+        return landed_of(done.effects, ended.get(self.id))
 
     @checked(unchecked=["delay", "ran"], any_text=["reason"])
     async def retry(self, delay: Duration | None = None, reason: str = "", *, ran: Duration | None = None) -> None:
@@ -471,21 +446,8 @@ class HeldClaim:
             f"job {self.id}: this app has no task {self.task!r} to store a result by; give its JSON as bytes, or none"
         )
 
-    async def _end(self, outcome: Outcome, ran: Duration | None) -> dict[UUID, Conflict] | None:
-        return (await settle_together(self._source, [(self, outcome)], ran)).get(self.id)
-
-    async def _end_in(self, tx: Any, outcome: Outcome, ran: Duration | None) -> dict[UUID, Conflict] | None:
-        """Settle the claim in the caller's transaction. We are not told whether that commits."""
-        self._check_held()
-        settlement = self._settlement(outcome, ran)
-        store = await self._source.opened()
-        self._is_lent = self._is_settled = True
-        self._tried = (settlement.to, settlement.outcome)
-        landed: Landings = {}
-        if await store.settle([settlement], tx=tx, landed=landed):
-            self._is_lost = True
-            raise ClaimLost([self.id])
-        return landed.get(self.id)
+    async def _end(self, outcome: Outcome, ran: Duration | None) -> None:
+        await settle_together(self._source, [(self, outcome)], ran)
 
     def _check_held(self) -> None:
         if self._is_lost:
@@ -501,57 +463,47 @@ class HeldClaim:
 
 
 async def settle_together(
-    source: QueueSource, ends: Sequence[tuple[HeldClaim, Outcome]], ran: Duration | None = None
+    source: QueueSource, ends: Sequence[tuple[HeldClaim, Outcome]], ran: Duration | None = None, tx: Any = None
 ) -> Landings:
     """Settle claims in one transaction. `ClaimLost` names those that are gone; the others are settled.
 
     Returns, by job, the conflicts of its follow-ups, where known.
     """
+    claims = [claim for claim, _ in ends]
     settlements = [claim._settlement(outcome, ran) for claim, outcome in ends]
-    for number, (claim, _) in enumerate(ends):
+    seen = set()
+    for claim in claims:
         claim._check_held()
-        if any(claim is other for other, _ in ends[:number]):
+        if claim in seen:
             raise AlreadySettled(claim.id)
+        seen.add(claim)
     store = await source.opened()
-    for claim, _ in ends:
+    for claim in claims:
         claim._check_held()  # another task may have settled it while the app was opened
-    for claim, _ in ends:
-        claim._is_settled, claim._is_lent = True, False
-    landed: Landings = {}
     # A claim that was tried before may have been settled then, but only by the same settlement.
-    tried = [
-        claim._tried == (settlement.to, settlement.outcome)
-        for (claim, _), settlement in zip(ends, settlements, strict=True)
-        if claim._tried is not None
-    ]
-    is_repeated = bool(tried) and all(tried)
-    settling = asyncio.ensure_future(store.settle(settlements, is_repeated=is_repeated, landed=landed))
-    settling.add_done_callback(lambda _: _note_answer(settling, ends, settlements))
-    try:
-        # Shielded: a statement that is interrupted leaves open whether it was recorded.
-        await asyncio.shield(settling)
-    except asyncio.CancelledError:
-        await asyncio.wait({settling}, timeout=ANSWER_WITHIN)
-        raise
-    if lost := [claim.id for claim, _ in ends if claim._is_lost]:
+    trying = {claim: (each.to, each.outcome) for claim, each in zip(claims, settlements, strict=True)}
+    tried = [claim._tried == each for claim, each in trying.items() if claim._tried is not None]
+    is_repeated = tx is None and bool(tried) and all(tried)
+    for claim, each in trying.items():
+        claim._is_settled, claim._is_lent, claim._tried = True, tx is not None, each
+    landed: Landings = {}
+
+    async def record() -> None:
+        try:
+            lost = await store.settle(settlements, is_repeated=is_repeated, tx=tx, landed=landed)
+        except BaseException:
+            # It is not known whether it was recorded; the same settlement may be tried again.
+            for claim in claims:
+                claim._is_settled = claim._is_lent
+            raise
+        for claim in claims:
+            claim._is_lost = claim.id in lost
+
+    # We do not learn whether a transaction of the caller commits.
+    await (_unbroken(record()) if tx is None else record())
+    if lost := [claim.id for claim in claims if claim._is_lost]:
         raise ClaimLost(lost)
     return landed
-
-
-def _note_answer(
-    settling: asyncio.Future[list[UUID]],
-    ends: Sequence[tuple[HeldClaim, Outcome]],
-    settlements: Sequence[Settlement],
-) -> None:
-    if settling.cancelled() or settling.exception() is not None:
-        # It is not known whether it was recorded; the same settlement may be tried again.
-        for (claim, _), settlement in zip(ends, settlements, strict=True):
-            claim._is_settled = False
-            claim._tried = (settlement.to, settlement.outcome)
-        return
-    lost = set(settling.result())
-    for claim, _ in ends:
-        claim._is_lost = claim.id in lost
 
 
 async def renew_together(source: QueueSource, claims: Iterable[HeldClaim], lease: Duration | None) -> None:
@@ -667,9 +619,11 @@ class Ear:
         line.waiters.append(waiter)
         line.changed.set()
         self._watch(line)
-        timer = None if timeout is None else asyncio.ensure_future(self._give_up(waiter, timeout))
         try:
-            return await waiter
+            if timeout is None:
+                return await waiter
+            await first_of(waiter, pause(self._clock, timeout))
+            return not waiter.cancelled() and waiter.result()
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None and waiter.result():
                 # Woken and cancelled at the same time: its job must wake another waiter, here or elsewhere.
@@ -678,8 +632,6 @@ class Ear:
                 self._watch(line)
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
             if waiter in line.waiters:
                 line.waiters.remove(waiter)
 
@@ -702,11 +654,6 @@ class Ear:
             # Not in the middle of a statement: that would cost its connection.
             self._outage.cancel(task)
         await asyncio.gather(*running, return_exceptions=True)
-
-    async def _give_up(self, waiter: asyncio.Future[bool], timeout: int) -> None:
-        await pause(self._clock, timeout)
-        if not waiter.done():
-            waiter.set_result(False)
 
     # Looking.
 
@@ -768,30 +715,26 @@ class Ear:
     # Listening.
 
     async def _listen(self) -> None:
+        """Listen for good. What arrives while the connection is lost is found by looking."""
         try:
             while True:
                 listener = await self._outage.ride_out(lambda: self._store.listen(self.identity), "listening")
-                await self._hear(listener)
+                self._listener = listener
+                self._is_open.set()
+                self._look_everywhere()
+                try:
+                    with contextlib.suppress(StoreUnavailable):
+                        while True:
+                            if await listener.wait(None):
+                                self._look_everywhere()
+                finally:
+                    self._is_open.clear()
+                    self._listener = None
+                    with contextlib.suppress(StoreUnavailable):
+                        await listener.close()
         except Exception as error:
             # No wakeup would ever arrive: fail all waits; the next wait tries to listen again.
             for line in self._lines.values():
                 line.end(error)
         finally:
             self._listening = None
-
-    async def _hear(self, listener: Listener) -> None:
-        """Listen until the connection is lost. What arrived while nobody listened is found by looking."""
-        self._listener = listener
-        self._is_open.set()
-        self._look_everywhere()
-        try:
-            while True:
-                if await listener.wait(None):
-                    self._look_everywhere()
-        except StoreUnavailable:
-            return
-        finally:
-            self._is_open.clear()
-            self._listener = None
-            with contextlib.suppress(StoreUnavailable):
-                await listener.close()

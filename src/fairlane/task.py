@@ -33,6 +33,7 @@ from fairlane.errors import (
     UnknownTask,
 )
 from fairlane.job import RESERVED, AttemptRecord, JobRecord, NewJob, Outcome, State
+from fairlane.loop_thread import blocking
 from fairlane.parameters import check_fields, check_value, check_whole, known_options, shown
 from fairlane.policy.backlog import FullBacklog, Verdicts
 from fairlane.policy.partitions import MOST_PARTITIONS
@@ -262,7 +263,7 @@ class BoundTask(Generic[P, R]):
         return await self._task.producer.enqueue_many(listed, self._options.tx, progress)
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """`enqueue` for code that is not async: it blocks until the job is stored."""
+        """`enqueue` for code that is not async."""
         return self._task.producer.run_blocking(self.enqueue(*args, **kwargs))
 
     def enqueue_many_sync(self, calls: Iterable[Call[R]]) -> Enqueued[R]:
@@ -531,22 +532,10 @@ class Job(msgspec.Struct, Generic[R], eq=False, gc=False):
             )
         return self._read(record)
 
-    def status_sync(self) -> State:
-        """`status` for code that is not async."""
-        return self._source.run_blocking(self.status())
-
-    def explain_sync(self) -> Explanation:
-        """`explain` for code that is not async."""
-        return self._source.run_blocking(self.explain())
-
-    def cancel_sync(self) -> State:
-        """`cancel` for code that is not async."""
-        return self._source.run_blocking(self.cancel())
-
-    @known_options
-    def result_sync(self, timeout: timedelta | str | float | None = None) -> R:
-        """`result` for code that is not async: it blocks its thread, and no other, until the job has ended."""
-        return self._source.run_blocking(self.result(timeout))
+    status_sync = blocking(status)
+    explain_sync = blocking(explain)
+    cancel_sync = blocking(cancel)
+    result_sync = blocking(result)
 
     def _read(self, record: JobRecord) -> R:
         what = f"job {self.id} ({record.task})"

@@ -35,7 +35,7 @@ def pause(clock: Clock, duration: int) -> Coroutine[Any, Any, None]:
     return clock.sleep_until(clock.now() + duration)
 
 
-async def first_of(*waits: Coroutine[Any, Any, Any]) -> None:
+async def first_of(*waits: Awaitable[Any]) -> None:
     """Wait for whichever ends first; the others are cancelled."""
     tasks = [asyncio.ensure_future(each) for each in waits]
     try:

@@ -24,7 +24,7 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import SECOND, Instant, as_instant, lasting, microseconds
-from fairlane.effects import Effects, checked_key, landed_of
+from fairlane.effects import checked_key, landed_of
 from fairlane.enqueue import Stamp, stamped_effects
 from fairlane.errors import (
     Cancel,
@@ -141,9 +141,9 @@ class RunningJob:
             raise ClaimLost(lost)
         return landed_of(settlement.effects, landed.get(self.claim.id))
 
-    def add(self, given: Effects) -> None:
+    def add(self, enqueue: Sequence[Call[Any]], put: Mapping[str, Any], delete: Sequence[str]) -> None:
         """Let these effects land with the job. Those that cannot be stored are refused at once: the handler notices."""
-        more = stamped_effects(given, self.home.stamp, self.home.max_result)
+        more = stamped_effects(enqueue, put, delete, self.home.stamp, self.home.max_result)
         if self.may_be_settled:
             self.late += len(more.jobs) + len(more.puts) + len(more.deletes)
         before = self.effects
@@ -368,15 +368,15 @@ class JobContext:
 
     def enqueue(self, *calls: Call[Any]) -> None:
         """Store these calls as jobs when this one is done, in the same transaction; never if it is not."""
-        self._run.add(Effects(enqueue=calls))
+        self._run.add(calls, {}, ())
 
     def put(self, key: str, value: Any) -> None:
         """Set a value of the key-value store when this job is done, in the same transaction."""
-        self._run.add(Effects(put={checked_key(key): value}))
+        self._run.add((), {checked_key(key): value}, ())
 
     def delete(self, key: str) -> None:
         """Remove a key of the key-value store when this job is done, in the same transaction."""
-        self._run.add(Effects(delete=[key]))
+        self._run.add((), {}, [key])
 
     async def ack(self, result: Any = None, *, tx: Any) -> Landed:
         """End this job as done in your own transaction `tx`: it is done, with this result and its effects, when you
