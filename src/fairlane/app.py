@@ -26,10 +26,7 @@ from fairlane.declaration_checks import (
     check_function,
     check_keys,
     check_name,
-    check_options,
     check_task_place,
-    checked_count,
-    checked_size,
     checked_time,
     folder_of,
     is_async,
@@ -55,7 +52,7 @@ from fairlane.job import Outcome
 from fairlane.loop_thread import BackgroundLoop, CallerThread, blocking, refuse_inside_a_loop
 from fairlane.operations import Operations
 from fairlane.operations.metrics import limits_waited_for
-from fairlane.parameters import check_value, checked, known_options, shown
+from fairlane.parameters import check_value, check_whole, checked, known_options, refuse_unknown_options, shown
 from fairlane.policy.fair import Fair
 from fairlane.policy.keys import normalize_by
 from fairlane.policy.limits import Limit
@@ -63,7 +60,7 @@ from fairlane.policy.partitions import divided
 from fairlane.policy.policy import Policy, check_agreement, checked_limits, refuse_pointless
 from fairlane.policy.unique import Unique
 from fairlane.queue import Connection, Ear, Queue, QueueSource, partitions_served
-from fairlane.redaction import Redact, guard_loggers
+from fairlane.redaction import Redact, guard_loggers, without_secrets
 from fairlane.scheduler.settlement import Backoff
 from fairlane.store.protocol import Retention, Store, WorkerIdentity
 from fairlane.task import (
@@ -197,7 +194,7 @@ class Declarations:
         caller = frame.f_back if frame else None
         # Annotations of a function defined inside another function may refer to local names there.
         local_names = dict(caller.f_locals) if caller and caller.f_code.co_name != "<module>" else None
-        check_options("task", options, ("queue", "name", *TaskOptions.__dataclass_fields__))
+        refuse_unknown_options("task", options, ("queue", "name", *TaskOptions.__dataclass_fields__))
         if "keys" in options:
             options["keys"] = key_source(options["keys"])
         options["unique"] = as_unique(options.get("unique"))
@@ -252,7 +249,7 @@ class Declarations:
         at their time: none of them, the last one, or all. The default name is that of the task.
         """
         remedy = "arguments by name go into a call: app.schedule(…, task.call({}=…))"
-        check_options("schedule", unknown, ("every", "timezone", "missed", "name"), remedy)
+        refuse_unknown_options("schedule", unknown, ("every", "timezone", "missed", "name"), remedy)
         schedule = declared_schedule(given, every, timezone, missed, name)
         if schedule.name in self.schedules:
             raise ConfigurationError(f"schedule {schedule.name!r} is declared twice; give one of them another name=")
@@ -309,6 +306,10 @@ R = TypeVar("R")
 W = TypeVar("W")
 
 STREAMED_AT_ONCE = 5_000
+LARGEST_PAYLOAD = 1 << 30
+"""Bytes: the most that PostgreSQL stores in one value."""
+MOST_KEPT = 1_000_000
+"""The most finished jobs that can be kept by count: every sweep counts them."""
 
 
 class App(Declarations):
@@ -336,12 +337,11 @@ class App(Declarations):
         beside = folder_of(inspect.currentframe())
         self.url = url or os.environ.get("FAIRLANE_URL") or f"sqlite:///{beside / 'fairlane.db'}"
         self.clock: Clock = clock or SystemClock()
-        self.max_payload = checked_size(max_payload)
-        self.retention = Retention(
-            done=checked_time("retention", retention),
-            dead=checked_time("dead_retention", dead_retention),
-            keep=checked_count(retention_count),
-        )
+        self.max_payload = check_whole("max_payload", max_payload, 1, LARGEST_PAYLOAD, "give bytes, or leave it out")
+        if retention_count is not None:
+            check_whole("retention_count", retention_count, 0, MOST_KEPT, "leave it out to keep all")
+        done, dead = checked_time("retention", retention), checked_time("dead_retention", dead_retention)
+        self.retention = Retention(done=done, dead=dead, keep=retention_count)
         self.values = Values(self)
         self.operations = Operations(self)
         self._durable_claims = durable_claims
@@ -355,7 +355,7 @@ class App(Declarations):
         self._inherited: list[object] = []
 
     def __repr__(self) -> str:
-        return f"<App {without_password(self.url)}>"
+        return f"<App {without_secrets(self.url)}>"
 
     @overload
     def on_event(self, handler: H, /) -> H: ...
@@ -504,8 +504,7 @@ class App(Declarations):
         self, calls: Sequence[Call[R]], store: Callable[[Sequence[Call[R]]], Awaitable[Enqueued[R]]]
     ) -> Enqueued[R]:
         """Store calls, with the middlewares around it."""
-        around = wrapping(self.middlewares, "around_enqueue")
-        return await (around_enqueue(around, calls, store) if around else store(calls))
+        return await around_enqueue(wrapping(self.middlewares, "around_enqueue"), calls, store)
 
     @checked(unchecked=["calls"])
     async def enqueue_stream(
@@ -701,7 +700,7 @@ def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], 
 
         return postgres
     raise ConfigurationError(
-        f"{shown(without_password(url))} is not a database URL that Fairlane knows; possible are sqlite:///file.db, "
+        f"{shown(without_secrets(url))} is not a database URL that Fairlane knows; possible are sqlite:///file.db, "
         f"sqlite:// (in memory) and postgresql://user@host/database"
     )
 
@@ -713,7 +712,7 @@ def _check_hosts(url: str, rest: str) -> None:
         found = HOST.fullmatch(host)
         if found is None or int(found["port"] or 0) > 65_535:
             raise ConfigurationError(
-                f"{without_password(url)!r} is not a database URL: {host!r} is neither a host nor a host and a port "
+                f"{without_secrets(url)!r} is not a database URL: {host!r} is neither a host nor a host and a port "
                 "from 1 to 65535; write postgresql://user@host:5432/database"
             )
 
@@ -727,14 +726,3 @@ def actor_of_process() -> str:
     except (KeyError, OSError):  # in a container, the uid may have no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
-
-
-_SECRETS = re.compile(r"(?<=[?&])((?:ssl)?password)=[^&]*", re.IGNORECASE)
-
-
-def without_password(url: str) -> str:
-    """The URL without its password, to be shown."""
-    head, at, tail = url.rpartition("@")
-    scheme, separator, login = head.partition("://")
-    shown = f"{scheme}{separator}{login.partition(':')[0]}{at}{tail}" if at else url
-    return _SECRETS.sub(r"\1=…", shown)

@@ -43,7 +43,7 @@ _AS_IS = (bool, float, int, str)
 """Types that survive JSON unchanged: a value that already has the type needs no conversion."""
 
 
-_taught: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {}
+_payload_types: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {}
 
 
 @checked()
@@ -52,17 +52,17 @@ def payload_type(kind: type, *, encode: Callable[[Any], Any], decode: Callable[[
 
     For classes without a JSON form of their own. A parameter of this class must be annotated with it.
     """
-    _taught[kind] = (encode, decode)
+    _payload_types[kind] = (encode, decode)
 
 
-def _lesson(kind: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
-    known = (_taught[each] for each in getattr(kind, "__mro__", ()) if each in _taught)
+def _registered(kind: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
+    known = (_payload_types[each] for each in getattr(kind, "__mro__", ()) if each in _payload_types)
     return next(known, None)
 
 
 def _encode_other(value: Any) -> Any:
-    if (lesson := _lesson(type(value))) is not None:
-        return lesson[0](value)
+    if (registered := _registered(type(value))) is not None:
+        return registered[0](value)
     if isinstance(value, PurePath):
         return str(value)
     if callable(dump := getattr(value, "model_dump", None)):
@@ -72,8 +72,8 @@ def _encode_other(value: Any) -> Any:
 
 
 def _decode_other(kind: Any, value: Any) -> Any:
-    if (lesson := _lesson(kind)) is not None:
-        return lesson[1](value)
+    if (registered := _registered(kind)) is not None:
+        return registered[1](value)
     if callable(validate := getattr(kind, "model_validate", None)):
         return validate(value)
     if isinstance(kind, type) and issubclass(kind, PurePath):
@@ -139,7 +139,7 @@ class Codec:
 
     # The producer's side.
 
-    def check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def check_call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Refuse a call that the function itself would refuse, where the call is made."""
         # The usual shapes are decided without `bind`, which takes longer than all the rest of an enqueue.
         if self._is_plain and len(args) <= len(self._positional):
@@ -175,33 +175,24 @@ class Codec:
 
     def encode_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> bytes:
         try:
-            payload = _encode((args, kwargs))
-            # JSON has no NaN and no infinity; they would silently turn into null.
-            if b"null" in payload and _has_unsayable_float((args, kwargs)):
-                raise ValueError("NaN and infinity have no JSON form")
-            if self._stored_as is not None:
-                payload = self._stored_as.encode(payload)
+            payload = _as_json((args, kwargs), stored_as=self._stored_as)
         except FairlaneError:
             raise
         except Exception as error:
             raise InvalidJob(self._blame(args, kwargs, error)) from None
         if len(payload) > max_bytes:
-            raise PayloadTooLarge(
-                f"task {self.name!r}: its arguments take {len(payload):,} bytes, more than the {max_bytes:,} allowed; "
-                f"store the data elsewhere and pass its address, or raise App(max_payload=…)"
-            )
+            what, remedy = f"task {self.name!r}: its arguments take", "store the data elsewhere and pass its address"
+            raise PayloadTooLarge(_too_large(what, payload, max_bytes, remedy))
         return payload
 
     def _blame(self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> str:
         named = [(self._positional[n] if n < len(self._positional) else f"#{n + 1}", v) for n, v in enumerate(args)]
         for name, value in [*named, *kwargs.items()]:
             try:
-                if not _has_unsayable_float(value) and _encode(value):
-                    continue
+                _as_json(value)
             except Exception as reason:
-                error = reason
-            kind = type(value).__name__
-            return f"task {self.name!r}: argument {name!r} ({kind}) cannot be stored as JSON: {error}"
+                kind = type(value).__name__
+                return f"task {self.name!r}: argument {name!r} ({kind}) cannot be stored as JSON: {reason}"
         return f"task {self.name!r}: its arguments cannot be stored as JSON: {error}"
 
     # The worker's side.
@@ -236,37 +227,31 @@ class Codec:
 
     def decode_call(self, payload: bytes) -> tuple[Sequence[Any], dict[str, Any]]:
         """The call, by the annotations of the function; `UndecodablePayload` if it cannot be read."""
-        try:
-            args, kwargs = _decode(payload if self._stored_as is None else self._stored_as.decode(payload))
-            kinds = self._kinds
-            if kinds:
-                self._read_args(args, kinds)
-                self._read_kwargs(kwargs, kinds)
-            elif not isinstance(args, list) or not isinstance(kwargs, dict):
-                raise TypeError("not a list of arguments and a mapping of them")
-            self.check_call(args, kwargs)
-        except Exception as error:
-            raise UndecodablePayload(f"the arguments do not fit task {self.name!r}: {error}") from error
-        return args, kwargs
+        return self._call_in(payload, self._kinds)
 
     def plain_call(self, payload: bytes) -> tuple[list[Any], dict[str, Any]]:
         """The call in plain JSON values, to be shown or passed on; `UndecodablePayload` if it cannot be read."""
+        return self._call_in(payload, {})
+
+    def _call_in(self, payload: bytes, kinds: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         try:
             args, kwargs = _decode(payload if self._stored_as is None else self._stored_as.decode(payload))
+            if not isinstance(args, list) or not isinstance(kwargs, dict):
+                raise TypeError("not a list of arguments and a mapping of them")
+            if kinds:
+                self._read_arguments(args, kwargs, kinds)
             self.check_call(args, kwargs)
         except Exception as error:
             raise UndecodablePayload(f"the arguments do not fit task {self.name!r}: {error}") from error
         return args, kwargs
 
-    def _read_args(self, args: list[Any], kinds: dict[str, Any]) -> None:
+    def _read_arguments(self, args: list[Any], kwargs: dict[str, Any], kinds: Mapping[str, Any]) -> None:
         names = self._positional
         for place, value in enumerate(args):
             name = names[place] if place < len(names) else self._var_args
             kind = kinds.get(name)
             if kind is not None and (type(value) is not kind or kind not in _AS_IS):
                 args[place] = self._read(name, value, kind)
-
-    def _read_kwargs(self, kwargs: dict[str, Any], kinds: dict[str, Any]) -> None:
         for name, value in kwargs.items():
             kind = kinds.get(name if name in self._by_name else self._var_kwargs)
             if kind is not None and (type(value) is not kind or kind not in _AS_IS):
@@ -283,31 +268,25 @@ class Codec:
         if value is None:
             return None
         try:
-            encoded = _said(_encode, value)
-            if self._stored_as is not None:
-                encoded = self._stored_as.encode(encoded)
+            encoded = _as_json(value, stored_as=self._stored_as)
         except Exception as error:
             raise InvalidJob(
                 f"task {self.name!r}: its result ({type(value).__name__}) cannot be stored as JSON: {error}"
             ) from None
         if len(encoded) > max_bytes:
-            raise PayloadTooLarge(
-                f"task {self.name!r}: its result takes {len(encoded):,} bytes, more than the {max_bytes:,} allowed; "
-                f"store the data elsewhere and return its address, or raise App(max_payload=…)"
-            )
+            what, remedy = f"task {self.name!r}: its result takes", "store the data elsewhere and return its address"
+            raise PayloadTooLarge(_too_large(what, encoded, max_bytes, remedy))
         return encoded
 
     def encode_context(self, context: Mapping[str, Any], max_bytes: int) -> str:
         """The context that a producer gives with a job."""
         try:
-            encoded = _said(_encode, dict(context))
+            encoded = _as_json(dict(context))
         except Exception as error:
             raise InvalidJob(f"task {self.name!r}: its context cannot be stored as JSON: {error}") from None
         if len(encoded) > max_bytes:
-            raise PayloadTooLarge(
-                f"task {self.name!r}: its context takes {len(encoded):,} bytes, more than the {max_bytes:,} allowed; "
-                f"give only what the policy asks for, or raise App(max_payload=…)"
-            )
+            what, remedy = f"task {self.name!r}: its context takes", "give only what the policy asks for"
+            raise PayloadTooLarge(_too_large(what, encoded, max_bytes, remedy))
         return encoded.decode()
 
     def decode_result(self, encoded: bytes | None) -> Any:
@@ -326,16 +305,14 @@ class Codec:
 def encode_value(key: str, value: Any, max_bytes: int) -> bytes:
     """A value of the key-value store as bytes. Equal values have equal bytes, whatever the order of their keys."""
     try:
-        encoded = _said(_encode_sorted, value)
+        encoded = _as_json(value, _encode_sorted)
     except Exception as error:
         raise InvalidValue(
             f"the value of key {key!r} ({type(value).__name__}) cannot be stored as JSON: {error}"
         ) from None
     if len(encoded) > max_bytes:
-        raise InvalidValue(
-            f"the value of key {key!r} takes {len(encoded):,} bytes, more than the {max_bytes:,} allowed; "
-            f"store the data elsewhere and put its address here, or raise App(max_payload=…)"
-        )
+        what, remedy = f"the value of key {key!r} takes", "store the data elsewhere and put its address here"
+        raise InvalidValue(_too_large(what, encoded, max_bytes, remedy))
     return encoded
 
 
@@ -344,12 +321,17 @@ def decode_value(encoded: bytes) -> Any:
     return _decode(encoded)
 
 
-def _said(encode: Callable[[Any], bytes], value: Any) -> bytes:
-    """A value as JSON; refuse NaN and infinity."""
+def _as_json(value: Any, encode: Callable[[Any], bytes] = _encode, stored_as: PayloadCodec | None = None) -> bytes:
+    """A value as it is stored. JSON has no NaN and no infinity; they would silently turn into null, so they are
+    refused."""
     encoded = encode(value)
     if b"null" in encoded and _has_unsayable_float(value):
         raise ValueError("NaN and infinity have no JSON form")
-    return encoded
+    return encoded if stored_as is None else stored_as.encode(encoded)
+
+
+def _too_large(what: str, encoded: bytes, most: int, remedy: str) -> str:
+    return f"{what} {len(encoded):,} bytes, more than the {most:,} allowed; {remedy}, or raise App(max_payload=…)"
 
 
 def _has_unsayable_float(value: Any) -> bool:

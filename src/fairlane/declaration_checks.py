@@ -13,18 +13,14 @@ from typing import Any
 from fairlane import parameters
 from fairlane.clock import duration_of
 from fairlane.errors import ConfigurationError, InvalidPolicy
-from fairlane.parameters import is_storable, refuse_unknown_option, shown
+from fairlane.parameters import is_storable, shown
 from fairlane.policy.keys import BUILT_IN, MAX_KEY_BYTES, NAME, normalize_by
-from fairlane.policy.limits import Limit, is_whole
+from fairlane.policy.limits import Limit
 from fairlane.policy.partitions import checked_width, parse_partition
 from fairlane.policy.policy import Policy
 from fairlane.task import Duration, KeySource, Task
 
 _QUEUE_NAME = re.compile(rf"{NAME}\Z")
-LARGEST_PAYLOAD = 1 << 30
-"""Bytes: the most that PostgreSQL stores in one value."""
-MOST_KEPT = 1_000_000
-"""The most finished jobs that can be kept by count: every sweep counts them."""
 
 
 def check_name(name: str, declared: Collection[str]) -> None:
@@ -36,13 +32,6 @@ def check_name(name: str, declared: Collection[str]) -> None:
             f"queue {name!r}: names that end in __p and a number belong to partitions; give it another name, or "
             f"declare app.queue({partition[0]!r}, partitions=…), which makes them"
         )
-
-
-def check_options(what: str, given: Iterable[str], known: Collection[str], remedy: str = "") -> None:
-    """Refuse unknown options, with the one that is probably meant or with the remedy."""
-    for name in given:
-        if name not in known:
-            refuse_unknown_option(what, name, known, remedy.format(name))
 
 
 def width_of(queue: str, partitions: object, by: Collection[str], per_partition: Collection[Limit]) -> int:
@@ -174,33 +163,12 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{module}.{function.__qualname__}"
 
 
-def checked_size(max_payload: int) -> int:
-    """A number of bytes above 0."""
-    if not is_whole(max_payload) or not 1 <= max_payload <= LARGEST_PAYLOAD:
-        raise ConfigurationError(
-            f"max_payload={shown(max_payload)} is not a number of bytes from 1 to {LARGEST_PAYLOAD:,}; leave it out "
-            "for 256 KiB"
-        )
-    return max_payload
-
-
 def checked_time(name: str, duration: Duration) -> int:
     """A time of at least 0, in microseconds."""
     amount = duration_of(name, duration)
     if amount < 0:
         raise ConfigurationError(f"{name}={duration!r} is not a time of at least 0; give one, such as '24h'")
     return amount
-
-
-def checked_count(count: object) -> int | None:
-    """The most finished jobs to keep; `None` means no limit."""
-    if count is None:
-        return None
-    if not is_whole(count) or not 0 <= count <= MOST_KEPT:
-        raise ConfigurationError(
-            f"retention_count={shown(count)} is not a number of jobs from 0 to {MOST_KEPT:,}; leave it out to keep all"
-        )
-    return count
 
 
 def folder_of(frame: FrameType | None) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import chain
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from fairlane.effects import ABSENT, Effects, checked_key
 from fairlane.errors import FairlaneError, InvalidJob, InvalidKey, PayloadTooLarge, UnknownQueue
 from fairlane.job import NewJob, OnDead, Outcome, StampedEffects, new_job_ids, with_trace
 from fairlane.parameters import shown
-from fairlane.policy.backlog import FullBacklog, Joined, Verdicts, backlogs_of, joined_by, judge
+from fairlane.policy.backlog import Joined, Verdicts, backlogs_of, joined_by, judge
 from fairlane.policy.keys import BUILT_IN, KEYS_REMEMBERED, canonical_key, canonical_keys, lane_id
 from fairlane.policy.partitions import (
     LEARNED_EVERY,
@@ -38,7 +39,7 @@ from fairlane.store import records
 from fairlane.store.protocol import Store
 from fairlane.store.rows import Declared
 from fairlane.task import Call, Foreseen, Progress, Task
-from fairlane.telemetry.telemetry import Telemetry
+from fairlane.telemetry.telemetry import Sending, Telemetry
 
 Stamp = Callable[[Call[Any]], NewJob]
 """Builds the job of a call, under the policies in force."""
@@ -348,27 +349,22 @@ class Producing:
     async def stored(
         self, calls: Sequence[Call[Any]], tx: Any = None, progress: Progress | None = None, *, pace: bool = False
     ) -> tuple[list[NewJob], dict[UUID, Conflict], Verdicts]:
-        """The jobs that these calls ask for, stored; and what became of those that were not."""
-        telemetry, tracing = self.telemetry, self.telemetry.tracing
-        if tracing.tracer() is None:
-            jobs, stored, conflicts, verdicts = await self._store_jobs(calls, tx, progress, pace=pace)
-        else:
-            queues = list({_queue_of(call): None for call in calls})
-            with tracing.sending(queues, list({call.task.name: None for call in calls}), len(calls)) as sending:
-                jobs, stored, conflicts, verdicts = await self._store_jobs(calls, tx, progress, pace=pace)
-                if sending is not None:
-                    sending.stored(stored)
-        telemetry.enqueued(stored, conflicts, self._clock.now)
+        """The jobs of these calls, stored; and the outcome of those that were not."""
+        tracing = self.telemetry.tracing
+        sending: AbstractContextManager[Sending | None] = nullcontext()
+        if tracing.tracer() is not None:
+            queues = dict.fromkeys(map(_queue_of, calls))
+            sending = tracing.sending(list(queues), list({call.task.name: None for call in calls}), len(calls))
+        with sending as span:
+            jobs = await self.stamped(calls)
+            verdicts = await self.judged(jobs, tx, pace=pace)
+            stored = [job for job in jobs if job.id not in verdicts.refused] if verdicts.refused else jobs
+            report = None if progress is None else _reporting(progress, len(stored))
+            conflicts = await self._store.enqueue(stored, tx, report)
+            if span is not None:
+                span.stored(stored)
+        self.telemetry.enqueued(stored, conflicts, self._clock.now)
         return jobs, conflicts, verdicts
-
-    async def _store_jobs(
-        self, calls: Sequence[Call[Any]], tx: Any, progress: Progress | None, *, pace: bool
-    ) -> tuple[list[NewJob], list[NewJob], dict[UUID, Conflict], Verdicts]:
-        jobs = await self.stamped(calls)
-        verdicts = await self.judged(jobs, tx, pace=pace)
-        stored = [job for job in jobs if job.id not in verdicts.refused] if verdicts.refused else jobs
-        told = None if progress is None else _Telling(progress, len(stored))
-        return jobs, stored, await self._store.enqueue(stored, tx, told), verdicts
 
     async def foreseen(self, call: Call[Any]) -> Foreseen:
         """What enqueuing this call would do now."""
@@ -383,7 +379,6 @@ class Producing:
     async def stamped(self, calls: Sequence[Call[Any]]) -> list[NewJob]:
         """The jobs that these calls ask for."""
         await self.look_again()
-        trace = self.telemetry.tracing.carried()
         ids = new_job_ids(self._clock.now(), len(calls))
         jobs: list[NewJob] = []
         stamper: Stamper | None = None
@@ -392,8 +387,7 @@ class Producing:
                 policy = self.policies.get(_queue_of(call)) or await self._learn(call)
                 if call.options.on_dead is not None:
                     await self._learn_all(call.options.on_dead)
-                declared = self._source_of(policy.queue) if policy.brought else None
-                stamper = Stamper(call, policy, self._max_payload, self.stamp, declared, trace)
+                stamper = self._stamper(call, policy)
             jobs.append(stamper.stamp(call, call.options.id or job))
             if number % STAMP_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -443,9 +437,11 @@ class Producing:
         if policy is None:
             raise _unknown(call)
         (job,) = new_job_ids(self._clock.now(), 1)
-        trace = self.telemetry.tracing.carried()
-        stamper = Stamper(call, policy, self._max_payload, self.stamp, self._source_of(name), trace)
-        return stamper.stamp(call, call.options.id or job)
+        return self._stamper(call, policy).stamp(call, call.options.id or job)
+
+    def _stamper(self, call: Call[Any], policy: Policy) -> Stamper:
+        declared = self._source_of(policy.queue) if policy.brought else None
+        return Stamper(call, policy, self._max_payload, self.stamp, declared, self.telemetry.tracing.carried())
 
     async def look_again(self) -> None:
         """Look up the policies in force, if that was long ago: often whether there are others, which says where jobs
@@ -499,21 +495,21 @@ class Producing:
         return self.policies[name]
 
 
-class _Telling:
+def _reporting(progress: Progress, count: int) -> Callable[[int], None]:
     """Reports the progress of a bulk to the program. If that fails, it is logged and not called again."""
+    has_failed = False
 
-    def __init__(self, progress: Progress, count: int) -> None:
-        self._progress: Progress | None = progress
-        self._count = count
-
-    def __call__(self, done: int) -> None:
-        if self._progress is None:
+    def report(done: int) -> None:
+        nonlocal has_failed
+        if has_failed:
             return
         try:
-            self._progress(done, self._count)
+            progress(done, count)
         except Exception:
-            self._progress = None
-            log.exception("enqueue_many: progress failed at %d of %d; the bulk goes on without it", done, self._count)
+            has_failed = True
+            log.exception("enqueue_many: progress failed at %d of %d; the bulk goes on without it", done, count)
+
+    return report
 
 
 def _queue_of(call: Call[Any]) -> str:
@@ -540,18 +536,16 @@ class Pacing:
 
     async def judge(self, policies: Mapping[str, Policy], jobs: Sequence[NewJob], tx: Any = None) -> Verdicts:
         """What full backlogs mean for these jobs. Queues without backlogs are not asked about."""
-        told: dict[UUID, FullBacklog] = {}
-        refused: dict[UUID, FullBacklog] = {}
+        found = Verdicts({}, {})
         for policy in _bounded(policies, jobs):
             joined = joined_by(policy, jobs)
             if joined:
-                gates = list(dict.fromkeys(chain.from_iterable(joined.values())))
-                ready = await self._store.count_ready(policy, gates, tx)
+                ready = await self._store.count_ready(policy, list(dict.fromkeys(chain(*joined.values()))), tx)
                 verdicts = judge(policy, joined, ready)
-                told.update(verdicts.told)
-                refused.update(verdicts.refused)
-                self._tell(policy, joined.values(), verdicts)
-        return Verdicts(told, refused)
+                found.told.update(verdicts.told)
+                found.refused.update(verdicts.refused)
+                self._log_full(policy, joined.values(), verdicts)
+        return found
 
     async def wait_for_jobs(self, policies: Mapping[str, Policy], jobs: Sequence[NewJob]) -> None:
         """Return once no backlog that these jobs join is full."""
@@ -581,7 +575,7 @@ class Pacing:
             pause = min(2 * pause, LAST_LOOK)
         return True
 
-    def _tell(self, policy: Policy, joined: Iterable[Joined], verdicts: Verdicts) -> None:
+    def _log_full(self, policy: Policy, joined: Iterable[Joined], verdicts: Verdicts) -> None:
         """Log a backlog once when it becomes full, not for every job that finds it full."""
         asked = {(policy.queue, name, values) for each in joined for name, _, values in each.values()}
         met = (*verdicts.told.values(), *verdicts.refused.values())

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from itertools import chain
-from typing import Any, Literal, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from fairlane.errors import ConfigurationError, FairlaneError
@@ -53,11 +53,13 @@ def shown(value: object) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
-def refuse_unknown_option(what: str, name: str, known: Collection[str], remedy: str = "") -> NoReturn:
-    """Refuse an unknown option, with the one that is probably meant or with the remedy."""
-    similar = get_close_matches(name, known, n=1)
-    meant = f"did you mean {similar[0]}=?" if similar else remedy
-    raise ConfigurationError(f"{what}: there is no option {name}=; {meant or 'there are ' + ', '.join(known)}")
+def refuse_unknown_options(what: str, given: Iterable[str], known: Collection[str], remedy: str = "") -> None:
+    """Refuse unknown options, with the one that is probably meant or with the remedy."""
+    for name in given:
+        if name not in known:
+            similar = get_close_matches(name, known, n=1)
+            meant = f"did you mean {similar[0]}=?" if similar else remedy.format(name)
+            raise ConfigurationError(f"{what}: there is no option {name}=; {meant or 'there are ' + ', '.join(known)}")
 
 
 def is_storable(text: str) -> bool:
@@ -94,7 +96,8 @@ def checked(
             return {name: hint for name, hint in get_type_hints(function).items() if name in looked_at}
 
         def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            _refuse_unknown(what, kwargs, options)
+            if options is not None:
+                refuse_unknown_options(what, kwargs, options)
             known = hints()
             for name, value in chain(zip(placed, args, strict=False), kwargs.items()):
                 if name in known:
@@ -116,7 +119,7 @@ def known_options(function: F) -> F:
         return function
     what, known = _called(function), _options(function)
     assert known is not None, f"{what} takes any option"
-    return _preceded(function, lambda _, kwargs: _refuse_unknown(what, kwargs, known))
+    return _preceded(function, lambda _, kwargs: refuse_unknown_options(what, kwargs, known))
 
 
 def _preceded(function: F, check: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> F:
@@ -144,11 +147,6 @@ def _options(function: Callable[..., Any]) -> dict[str, None] | None:
         return None
     named = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
     return {each.name: None for each in parameters if each.kind in named and each.name != "self"}
-
-
-def _refuse_unknown(what: str, given: Mapping[str, Any], known: dict[str, None] | None) -> None:
-    if given and known is not None and not known.keys() >= given.keys():
-        refuse_unknown_option(what, next(name for name in given if name not in known), known)
 
 
 def checked_methods(kind: C) -> C:

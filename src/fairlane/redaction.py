@@ -63,26 +63,13 @@ class Audience:
     """`viewer` or `operator`, on surfaces with roles."""
 
 
-@dataclass(frozen=True, slots=True)
-class Disclosure:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disclosure(Audience):
     """What `redact` gets with a value: which part of which job it is, and who is about to see it."""
 
     part: Part
     job: JobRecord | Claim
     """A `Claim` if it has just run, otherwise a `JobRecord`. Both have `id`, `task`, `queue` and `keys`."""
-    audience: Audience
-
-    @property
-    def surface(self) -> Surface:
-        return self.audience.surface
-
-    @property
-    def viewer(self) -> str | None:
-        return self.audience.viewer
-
-    @property
-    def role(self) -> str | None:
-        return self.audience.role
 
 
 Redact = Callable[[Any, Disclosure], Any]
@@ -100,7 +87,8 @@ class Redactor:
         """What may be shown of a value; nothing of it if a rule fails."""
         if value is None:
             return None
-        disclosure = Disclosure(part, job, self.audience)
+        to = self.audience
+        disclosure = Disclosure(to.surface, to.viewer, to.role, part=part, job=job)
         try:
             for rule in self.rules:
                 value = rule(value, disclosure)
@@ -201,6 +189,7 @@ _BARE = re.compile(r"\S*")
 _LINE = re.compile(r"[^\r\n]*")
 _PARAMETER = re.compile(r"[^&\s'\"]*")
 _BRACKETS = re.compile(rf"(?P<open>[\[({{])|(?P<close>[\])}}])|(?<!\w)[bBrRuUfF]{{0,2}}(?P<quote>{_QUOTE})")
+_FIRST_OF_PAIR = re.compile(r"\(b?['\"]\Z")
 _SAYS_NOTHING = re.compile(r"(?i)(?:none|null|nil|true|false|[\d.,]+)[,;)\]}]*\Z")
 
 
@@ -263,11 +252,8 @@ def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
     return start if found is None else found.end()
 
 
-def _without_named(text: str) -> str:
-    return "".join(_pieces(text))
-
-
-def _pieces(text: str) -> Iterator[str]:
+def _without_named(text: str) -> Iterator[str]:
+    """The text in pieces, with values masked by the names before them."""
     values = _Values(text)
     shown = at = 0
     while (found := _NAMED.search(text, at)) is not None:
@@ -291,7 +277,8 @@ def _pieces(text: str) -> Iterator[str]:
 def _value_pattern(text: str, found: re.Match[str]) -> re.Pattern[str] | None:
     """What a value without quotes looks like, by the name before it; `None` if that is not a secret's name."""
     name = found["flag"] or found["name"]
-    is_parameter = found["sign"] == "=" and text[max(0, found.start() - 1) : found.start()] in ("?", "&")
+    before = text[max(0, found.start() - 3) : found.start()]
+    is_parameter = found["sign"] == "=" and before.endswith(("?", "&"))
     if is_parameter and _ONLY_IN_QUERIES.match(name[-_LONGEST_NAME:]):
         return _PARAMETER
     words = _words_of(name)
@@ -299,15 +286,11 @@ def _value_pattern(text: str, found: re.Match[str]) -> re.Pattern[str] | None:
         return None
     if found["said"]:
         return _BARE if words[-1] == "password" and not found["closed"] else None
-    if found["pair"] and not (found["closed"] and _is_first_of_pair(text, found.start())):
+    if found["pair"] and not (found["closed"] and _FIRST_OF_PAIR.search(before)):
         return None
     if words[-1] in _HEADERS:
         return _LINE if found["sign"] in (":", "=") or found["pair"] else None
     return _BARE if words[-1] in _WEAK or _is_strong(words) else None
-
-
-def _is_first_of_pair(text: str, start: int) -> bool:
-    return re.search(r"\(b?['\"]\Z", text[max(0, start - 3) : start]) is not None
 
 
 def _is_prose(found: re.Match[str], value: str) -> bool:
@@ -332,33 +315,28 @@ _PORT = re.compile(r"\[|[^:/?#@]*(?::\d{0,5})?(?:[/?#]|\Z)")
 
 def _without_passwords(found: re.Match[str]) -> str:
     """A word that may contain URLs. A password may contain anything but a space, so the last `@` ends it."""
-    word = found[0]
-    at = word.rfind("@")
-    if at < 0:
-        return word
+    word, last = found[0], found[0].rfind("@")
     pieces, shown = [], 0
-    for scheme in _SCHEME.finditer(word, 0, at):
-        is_web = scheme[1].lower() in ("http", "https")
-        hidden = (_web_login if is_web else _password)(word, scheme.end(), at)
-        if hidden is not None and scheme.start() >= shown:
-            pieces += [word[shown : hidden[0]], MASK]
-            shown = hidden[1]
+    for scheme in _SCHEME.finditer(word, 0, max(last, 0)):
+        start, end = scheme.end(), last
+        if scheme[1].lower() in ("http", "https"):
+            # The name alone may be the token. An `@` in a path or a query ends no password, unless what looks like a
+            # port is none.
+            at = word.rfind("@", start, _end(_AUTHORITY, word, start))
+            if at >= 0:
+                end = at
+            elif _PORT.match(word, start):
+                continue
+        else:
+            # From the first colon on: a user name may be a mail address, and has no colon.
+            colon = word.find(":", start, last)
+            if colon < 0:
+                continue
+            start = colon + 1
+        if scheme.start() >= shown:
+            pieces += [word[shown:start], MASK]
+            shown = end
     return "".join([*pieces, word[shown:]])
-
-
-def _password(word: str, start: int, last: int) -> tuple[int, int] | None:
-    """From the first colon on: a user name may be a mail address, and has no colon."""
-    colon = word.find(":", start, last)
-    return None if colon < 0 else (colon + 1, last)
-
-
-def _web_login(word: str, start: int, last: int) -> tuple[int, int] | None:
-    """In a web address the name alone may be the token. An `@` in its path or query is no end of a password, but where
-    what looks like a port is none."""
-    at = word.rfind("@", start, _end(_AUTHORITY, word, start))
-    if at >= 0:
-        return start, at
-    return None if _PORT.match(word, start) else (start, last)
 
 
 # What is known by where it stands, or by how it begins.
@@ -421,7 +399,7 @@ def without_secrets(text: str) -> str:
     """The text with obvious secrets replaced by `***`. Idempotent."""
     if "@" in text:
         text = _RUN.sub(_without_passwords, text)
-    text = _without_named(text)
+    text = "".join(_without_named(text))
     for pattern, instead in _RULES:
         text = pattern.sub(instead, text)
     return text
@@ -472,22 +450,22 @@ LONGEST_TRACEBACK = 20_000
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
-_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def one_line(text: str) -> str:
     """The text on one line, without control characters that a terminal or an editor would obey."""
-    return _UNSAFE.sub(_written_out, text)
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def indented(text: str, by: str = INDENT) -> str:
     """Text of several lines, each safe and indented, so that none looks like the start of a log record."""
-    return "\n".join(f"{by}{_UNSAFE.sub(_written_out, line)}".rstrip() for line in text.split("\n"))
+    return "\n".join(f"{by}{one_line(line)}".rstrip() for line in text.split("\n"))
 
 
 def json_text(value: Any) -> str:
     """JSON on one line that reads back as the same value, whatever its texts contain."""
-    return _UNSAFE.sub(_as_json_escape, json.dumps(value, default=str, ensure_ascii=False))
+    encoded = json.dumps(value, default=str, ensure_ascii=False)
+    return _UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1], encoded)
 
 
 def exception_text(record: logging.LogRecord) -> str:
@@ -528,51 +506,11 @@ def guard_loggers() -> None:
 
 
 class _Guard(logging.Filter):
-    """Makes the arguments of a record safe. A message without arguments may contain anything: it is made safe too."""
+    """Formats a record, and makes its message and its traceback safe."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if not record.args:
-            record.msg = one_line(without_secrets(str(record.msg)))
-        elif isinstance(record.args, tuple):
-            record.args = tuple(map(_safe, record.args))
-        elif isinstance(record.args, dict):
-            record.args = {name: _safe(value) for name, value in record.args.items()}
+        record.msg, record.args = one_line(without_secrets(record.getMessage())), None
         if record.exc_info:
             # Formatters take this text as it is, and leave the exception alone.
             record.exc_text = indented(exception_text(record))
         return True
-
-
-class _Safe:
-    """An argument that is made safe when the record is formatted, by `%s` or `%r`."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __str__(self) -> str:
-        return one_line(without_secrets(str(self._value)))
-
-    def __repr__(self) -> str:
-        return one_line(without_secrets(repr(self._value)))
-
-
-def _safe(value: object) -> object:
-    if value is None or isinstance(value, (int, float, _Safe)):
-        return value
-    if isinstance(value, str) and one_line(without_secrets(value)) == value:
-        return value  # as it is, for handlers that read the arguments
-    return _Safe(value)
-
-
-def _written_out(found: re.Match[str]) -> str:
-    sign = found[0]
-    code = ord(sign)
-    return _SHORT.get(sign) or (
-        f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-    )
-
-
-def _as_json_escape(found: re.Match[str]) -> str:
-    return json.dumps(found[0])[1:-1]

@@ -22,10 +22,9 @@ from uuid import uuid4
 import pytest
 
 from fairlane import App, Backoff, Cancel, Dead, Retry, Snooze, State, context
-from fairlane.app import without_password
 from fairlane.clock import ManualClock, as_datetime
 from fairlane.errors import JobFailed
-from fairlane.redaction import TextLines
+from fairlane.redaction import TextLines, without_secrets
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.worker import Middleware
 from fairlane.worker.logs import JsonLines
@@ -388,7 +387,7 @@ async def test_a_worker_begins_with_what_it_is_and_what_it_serves(url: str, shop
     assert re.fullmatch(r"fairlane \S+ on Python \S+, process \d+", told[0])
     assert told[1:7] == [
         "app:    shop:app with 2 tasks",
-        f"store:  {without_password(url)}",
+        f"store:  {without_secrets(url)}",
         "slots:  100",
         "queue:  webhooks: Fair(by='account', charge='time'), Rate(100, per='60s', burst=100, by='endpoint'), "
         "Concurrency(5, by='account')",
@@ -402,7 +401,7 @@ async def test_the_banner_shows_no_password(shop: Path) -> None:
     url = "postgresql://shop:s3cret@127.0.0.1:1/shop?password=t0psecret&sslmode=disable"
     async with worker_process(shop, url) as worker:
         line = await worker.says("store:")
-    assert line.rstrip().endswith("postgresql://shop@127.0.0.1:1/shop?password=***")
+    assert line.rstrip().endswith("postgresql://shop:***@127.0.0.1:1/shop?password=***")
     assert "s3cret" not in "".join(worker.lines)
 
 

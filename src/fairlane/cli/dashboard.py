@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.app import App, without_password
+from fairlane.app import App
 from fairlane.cli.database import app_of, operations_on
 from fairlane.cli.job_selection import app_or_url_options
-from fairlane.redaction import Surface
+from fairlane.redaction import Surface, without_secrets
 
 if TYPE_CHECKING:  # an extra
     from starlette.applications import Starlette
@@ -109,7 +109,7 @@ def _listening(host: str, port: int) -> socket.socket:
 def _tell_address(listening: socket.socket, host: str, app: App, token: str | None) -> None:
     port = listening.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
-    click.echo(f"dashboard of {without_password(app.url)} at http://{shown}:{port}/")
+    click.echo(f"dashboard of {without_secrets(app.url)} at http://{shown}:{port}/")
     if token is not None:
         click.echo(f"log in: http://{shown}:{port}/login#token={token}")
 

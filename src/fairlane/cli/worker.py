@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 
 import click
 
-from fairlane.app import App, without_password
+from fairlane.app import App
 from fairlane.cli.database import load_app
 from fairlane.cli.job_selection import app_options
 from fairlane.clock import lasting
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.policy.partitions import parse_partition
-from fairlane.redaction import TextLines
+from fairlane.redaction import TextLines, without_secrets
 from fairlane.worker import QueueShare, WorkerOptions, run_mate, run_worker
 from fairlane.worker.logs import JsonLines
 from fairlane.worker.processes import command_of_worker
@@ -206,7 +206,7 @@ def _log_banner(place: str, app: App, options: WorkerOptions, processes: int) ->
 
 
 def _banner(place: str, app: App, options: WorkerOptions, processes: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    slots, tasks, store = options.concurrency, len(list(app.registry)), without_password(app.url)
+    slots, tasks, store = options.concurrency, len(list(app.registry)), without_secrets(app.url)
     yield f"fairlane {version('fairlane')} on Python {platform.python_version()}, process {os.getpid()}", {}
     yield f"app:    {place} with {_count(tasks, 'task')}", {"app": place, "tasks": tasks}
     yield f"store:  {store}", {"store": store}
