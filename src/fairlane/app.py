@@ -13,7 +13,6 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from types import TracebackType
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 from uuid import UUID, uuid4
 
@@ -457,9 +456,7 @@ class App(Declarations):
         await self.opened()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def migrate(self) -> list[str]:

@@ -113,23 +113,15 @@ class Codec:
             ) from None
         self._function = function
         self._local_names = local_names
-        positional, keyword_only, self._var_args, self._var_kwargs = [], [], "", ""
-        for parameter in self.signature.parameters.values():
-            match parameter.kind:
-                case parameter.POSITIONAL_ONLY | parameter.POSITIONAL_OR_KEYWORD:
-                    positional.append(parameter)
-                case parameter.KEYWORD_ONLY:
-                    keyword_only.append(parameter)
-                case parameter.VAR_POSITIONAL:
-                    self._var_args = parameter.name
-                case _:
-                    self._var_kwargs = parameter.name
+        kinds, every = inspect.Parameter, self.signature.parameters.values()
+        positional = [each for each in every if each.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+        named = [*positional, *(each for each in every if each.kind is kinds.KEYWORD_ONLY)]
+        self._var_args = "".join(each.name for each in every if each.kind is kinds.VAR_POSITIONAL)
+        self._var_kwargs = "".join(each.name for each in every if each.kind is kinds.VAR_KEYWORD)
         self._positional = tuple(each.name for each in positional)
-        self._by_name = frozenset(
-            each.name for each in (*positional, *keyword_only) if each.kind is not each.POSITIONAL_ONLY
-        )
-        self._defaults = {each.name: each.default for each in (*positional, *keyword_only)}
-        self._required = {name for name, default in self._defaults.items() if default is inspect.Parameter.empty}
+        self._by_name = frozenset(each.name for each in named if each.kind is not kinds.POSITIONAL_ONLY)
+        self._defaults = {each.name: each.default for each in named}
+        self._required = {name for name, default in self._defaults.items() if default is kinds.empty}
         self._given = [frozenset(self._positional[:count]) for count in range(len(self._positional) + 1)]
         self._is_plain = not self._var_args and not self._var_kwargs
         self._places = {name: place for place, name in enumerate(self._positional)}

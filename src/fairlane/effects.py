@@ -181,12 +181,7 @@ def key_range(prefix: str, after: str | None) -> tuple[str, str]:
     """
     # No key contains a NUL, so this is the very next key.
     low = prefix if after is None else max(prefix, after + "\x01")
-    for place in range(len(prefix) - 1, -1, -1):
-        if (code := ord(prefix[place])) < 0x10FFFF:
-            # Surrogates are not characters, and have no UTF-8 bytes.
-            following = 0xE000 if code == 0xD7FF else code + 1
-            return low, prefix[:place] + chr(following)
-    return low, BEYOND_EVERY_KEY
+    return low, prefix + BEYOND_EVERY_KEY
 
 
 def checked_key(key: object) -> str:

@@ -70,9 +70,9 @@ class Stamper:
         self._priority = task.options.priority if options.priority is None else options.priority
         self._max_attempts = task.options.max_attempts if options.max_attempts is None else options.max_attempts
         self._unique = task.options.unique if options.unique is None else options.unique
-        told = None if options.context is None else task.codec.encode_context(options.context, max_payload)
+        given = None if options.context is None else task.codec.encode_context(options.context, max_payload)
         # Not counted against the limit: no job is refused because of a trace.
-        self._context = with_trace(told, trace)
+        self._context = with_trace(given, trace)
         if self._priority and policy.sequence is not None:
             raise InvalidJob(
                 f"task {task.name!r}: priority={self._priority} has no effect in queue {policy.queue!r}, whose jobs "
@@ -466,7 +466,7 @@ class Producing:
         self.policies[policy.queue] = policy
         self._versions[policy.queue] = declared.version
         if policy.partition is not None:
-            # Another program may have declared it, or it has grown meanwhile: one partition tells of all.
+            # Another program may have declared it, or it has grown meanwhile: one partition is enough to know of all.
             for index, name in enumerate(policy.partition.names):
                 self.policies.setdefault(name, sibling(policy, index))
 

@@ -1,24 +1,6 @@
 """What happens to jobs and workers, as values: handlers of `app.on_event` get them.
 
-A closed set, drawn here:
-
-```
-Event
-├── JobEvent                 something happened to jobs of one queue
-│   ├── JobsEnqueued         stored, by one call: one event for each queue and task
-│   ├── JobsClaimed          handed to this worker, by one claim
-│   ├── JobStarted           its handler is about to be called
-│   └── JobEnded             its handler has ended; how, and for how long it ran
-└── WorkerEvent              something happened to this worker
-    ├── WorkerStarted, WorkerStopping, WorkerStopped
-    ├── ClaimsLost           jobs were taken over before it settled them: nothing of their runs is recorded
-    ├── FollowUpsNotStored   a job is done, and other jobs hold the unique keys of some of its follow-ups
-    ├── JobsReaped           it took jobs from workers that are gone
-    ├── GatesRecounted       it found gates that did not count what ran, and put them right
-    ├── LeasesRenewed        the claims in hand are held for longer
-    ├── LoopDied             the worker is not well, and ends
-    └── StoreLost, StoreReturned
-```
+They are a closed set: `EVENTS` has every kind.
 """
 
 from __future__ import annotations

@@ -270,8 +270,7 @@ def with_trace(context: str | None, trace: dict[str, str] | None) -> str | None:
     """The context of a job with the span that it was enqueued in added, as stored."""
     if trace is None:
         return context
-    member = f"{msgspec.json.encode(_TRACE).decode()}:{msgspec.json.encode(trace).decode()}"
-    return f"{{{member}}}" if context is None or context == "{}" else f"{context[:-1]},{member}}}"
+    return msgspec.json.encode({**({} if context is None else stored_in(context)), _TRACE: trace}).decode()
 
 
 def trace_of(context: str) -> dict[str, str] | None:
@@ -280,7 +279,7 @@ def trace_of(context: str) -> dict[str, str] | None:
     return found if isinstance(found, dict) else None
 
 
-def told_in(context: str | None) -> dict[str, Any]:
+def given_context(context: str | None) -> dict[str, Any]:
     """What the producer gave as context, from the stored context."""
     if context is None:
         return {}

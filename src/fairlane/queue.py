@@ -645,10 +645,7 @@ class Ear:
         self._is_closed = True
         for line in self._lines.values():
             line.end(False)
-        await self._stop([line.watcher for line in self._lines.values()])
-        await self._stop([self._listening])
-
-    async def _stop(self, tasks: Iterable[asyncio.Task[None] | None]) -> None:
+        tasks = [*(line.watcher for line in self._lines.values()), self._listening]
         running = [task for task in tasks if task is not None]
         for task in running:
             # Not in the middle of a statement: that would cost its connection.

@@ -490,8 +490,8 @@ class TextLines(logging.Formatter):
         record.asctime = self.formatTime(record, self.datefmt)
         # All of it: programs also name loggers and levels.
         lines = [one_line(self.formatMessage(record))]
-        if told := exception_text(record):
-            lines.append(indented(told))
+        if traceback_text := exception_text(record):
+            lines.append(indented(traceback_text))
         if record.stack_info:
             lines.append(indented(without_secrets(record.stack_info)))
         return "\n".join(lines)

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from fairlane.errors import FairlaneError, InvalidJob
-from fairlane.job import ENGINES_MESSAGE, stored_in, told_in, trace_of
+from fairlane.job import ENGINES_MESSAGE, given_context, stored_in, trace_of
 
 
 class Unpublishable(FairlaneError):
@@ -65,7 +65,7 @@ def as_carried(context: str | None, retries: int) -> Carried:
     that it was enqueued in, and, for a routed call, the engine's own message."""
     if context is None:
         return Carried(retries=retries)
-    headers = told_in(context).get("headers")
+    headers = given_context(context).get("headers")
     own = stored_in(context).get(ENGINES_MESSAGE)
     return Carried(
         {**(headers if isinstance(headers, dict) else {}), **(trace_of(context) or {})},

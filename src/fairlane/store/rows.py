@@ -13,7 +13,7 @@ from msgspec.structs import astuple
 
 from fairlane.clock import Instant
 from fairlane.errors import JobNotFound, SchemaTooNew, StoreUnavailable, UnknownQueue
-from fairlane.job import AttemptRecord, Claim, FrozenKeys, JobRecord, NewJob, Outcome, State, new_job_ids, told_in
+from fairlane.job import AttemptRecord, Claim, FrozenKeys, JobRecord, NewJob, Outcome, State, given_context, new_job_ids
 from fairlane.policy.keys import KEYS_REMEMBERED
 from fairlane.policy.limits import Limit, read_limit
 from fairlane.policy.overrides import Override, Overrides
@@ -85,7 +85,7 @@ def texts(value: str | Sequence[str]) -> tuple[str, ...]:
 def record_of(row: Sequence[Any]) -> JobRecord:
     """A row of `select_job` as people see it."""
     job, queue, task, state, priority, keys, *rest, is_cancelled, replays, has_on_dead, context = row
-    told = (bool(is_cancelled), replays, bool(has_on_dead), told_in(context))
+    told = (bool(is_cancelled), replays, bool(has_on_dead), given_context(context))
     values = (uuid_of(job), queue, task, State(state), priority, decode_keys(keys), *rest, *told)
     return JobRecord(*values)
 
