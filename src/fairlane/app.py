@@ -7,13 +7,13 @@ import getpass
 import inspect
 import logging
 import os
-import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 from fairlane.clock import Clock, Instant, SystemClock, microseconds
@@ -78,6 +78,7 @@ from fairlane.task import (
     SyncTask,
     Task,
     TaskOptions,
+    as_id,
     as_unique,
     handles_of,
     not_a_call,
@@ -549,10 +550,7 @@ class App(Declarations):
 
     def job(self, job: UUID | str) -> Job[Any]:
         """The handle of the job with this id."""
-        try:
-            return Job(job if isinstance(job, UUID) else UUID(job), self)
-        except (ValueError, TypeError, AttributeError):
-            raise InvalidJob(f"job={shown(job)} is not the id of a job; give a UUID, or one as text") from None
+        return Job(as_id("job", job), self)
 
     def known_tasks(self) -> list[str]:
         """The names of the tasks of this app."""
@@ -666,9 +664,6 @@ class App(Declarations):
         return await keep_up(await self.opened(), self.retention, self.queue_names)
 
 
-HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]*)(:(?P<port>[0-9]*))?")
-
-
 def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], Store]:
     """A function that makes the store of this URL. The URL is checked now."""
     scheme, separator, rest = url.partition("://")
@@ -706,12 +701,13 @@ def _check_hosts(url: str, rest: str) -> None:
     """Refuse a URL that no driver can connect to. It may have several hosts, none, or the folder of a socket."""
     hosts = rest.partition("?")[0].partition("/")[0].rpartition("@")[2]
     for host in hosts.split(","):
-        found = HOST.fullmatch(host)
-        if found is None or int(found["port"] or 0) > 65_535:
+        try:
+            urlsplit(f"//{host}").port  # noqa: B018 - it is checked when it is read
+        except ValueError:
             raise ConfigurationError(
                 f"{without_secrets(url)!r} is not a database URL: {host!r} is neither a host nor a host and a port "
                 "from 1 to 65535; write postgresql://user@host:5432/database"
-            )
+            ) from None
 
 
 def actor_of_process() -> str:

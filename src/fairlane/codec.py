@@ -24,7 +24,10 @@ from fairlane.errors import (
     PayloadTooLarge,
     UndecodablePayload,
 )
-from fairlane.parameters import checked
+from fairlane.parameters import checked, shown
+
+LONGEST_KEY = 512
+"""Bytes of a key of the key-value store."""
 
 
 class PayloadCodec(Protocol):
@@ -292,6 +295,23 @@ class Codec:
             return _convert(value, kind)
         except Exception as error:
             raise UndecodablePayload(f"the stored result does not fit task {self.name!r}: {error}") from error
+
+
+def checked_key(key: object) -> str:
+    """The key, if it is valid; otherwise `InvalidValue`."""
+    if not isinstance(key, str):
+        raise InvalidValue(f"the key {shown(key)} is not text; give text, such as 'orders/42'")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidValue(
+            f"the key {shown(key)} cannot be written in UTF-8: {error.reason}; encode what it holds"
+        ) from None
+    if not 1 <= size <= LONGEST_KEY:
+        raise InvalidValue(f"the key {key[:40]!r} takes {size} bytes; 1 to {LONGEST_KEY} are possible")
+    if "\0" in key:
+        raise InvalidValue(f"the key {shown(key)} holds a NUL, which PostgreSQL cannot store; leave it out")
+    return key
 
 
 def encode_value(key: str, value: Any, max_bytes: int) -> bytes:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.codec import decode_value, encode_value
+from fairlane.codec import LONGEST_KEY, checked_key, decode_value, encode_value
 from fairlane.errors import InvalidJob, InvalidValue
 from fairlane.job import FollowUp, Landed, Outcome, StampedEffects
 from fairlane.loop_thread import blocking
@@ -77,7 +77,6 @@ def _listed(name: str, given: Any, remedy: str) -> list[Any]:
 
 R = TypeVar("R")
 
-LONGEST_KEY = 512
 MOST_ITEMS = 10_000
 BEYOND_EVERY_KEY = "\U0010ffff" * (LONGEST_KEY // 4 + 1)
 
@@ -182,20 +181,3 @@ def key_range(prefix: str, after: str | None) -> tuple[str, str]:
     # No key contains a NUL, so this is the very next key.
     low = prefix if after is None else max(prefix, after + "\x01")
     return low, prefix + BEYOND_EVERY_KEY
-
-
-def checked_key(key: object) -> str:
-    """The key, if it is valid; otherwise `InvalidValue`."""
-    if not isinstance(key, str):
-        raise InvalidValue(f"the key {shown(key)} is not text; give text, such as 'orders/42'")
-    try:
-        size = len(key.encode())
-    except UnicodeEncodeError as error:
-        raise InvalidValue(
-            f"the key {shown(key)} cannot be written in UTF-8: {error.reason}; encode what it holds"
-        ) from None
-    if not 1 <= size <= LONGEST_KEY:
-        raise InvalidValue(f"the key {key[:40]!r} takes {size} bytes; 1 to {LONGEST_KEY} are possible")
-    if "\0" in key:
-        raise InvalidValue(f"the key {shown(key)} holds a NUL, which PostgreSQL cannot store; leave it out")
-    return key

@@ -16,8 +16,8 @@ from typing import Any
 from uuid import UUID
 
 from fairlane.clock import SECOND, Clock, Instant
-from fairlane.codec import encode_value
-from fairlane.effects import ABSENT, Effects, checked_key
+from fairlane.codec import checked_key, encode_value
+from fairlane.effects import ABSENT, Effects
 from fairlane.errors import FairlaneError, InvalidJob, InvalidKey, PayloadTooLarge, UnknownQueue
 from fairlane.job import NewJob, OnDead, Outcome, StampedEffects, new_job_ids, with_trace
 from fairlane.parameters import shown

@@ -306,7 +306,7 @@ class BoundTask(Generic[P, R]):
             keys=keys,
             delay=None if delay is None else _delay(what, delay),
             run_at=None if run_at is None else _run_at(what, run_at),
-            id=self._options.id if id is None else _id(what, id),
+            id=self._options.id if id is None else as_id(f"{what}: id", id),
             unique=as_unique(unique),
             on_dead=on_dead.copy() if isinstance(on_dead, Effects) else on_dead,
             context=context,
@@ -427,11 +427,11 @@ def _delay(what: str, delay: Duration) -> int:
     return amount
 
 
-def _id(what: str, given: UUID | str) -> UUID:
+def as_id(what: str, given: UUID | str) -> UUID:
     try:
         return given if isinstance(given, UUID) else UUID(str(given))
     except ValueError:
-        raise InvalidJob(f"{what}: id={shown(given)} is not a UUID; give one, such as uuid.uuid4(), or none") from None
+        raise InvalidJob(f"{what}={shown(given)} is not a UUID; give one, such as uuid.uuid4()") from None
 
 
 def _run_at(what: str, run_at: datetime) -> Instant:

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.effects import ABSENT, LONGEST_KEY, Page, Values, key_range
+from fairlane.codec import LONGEST_KEY
+from fairlane.effects import ABSENT, Page, Values, key_range
 from fairlane.errors import ConfigurationError, InvalidValue
 from fairlane.store import records
 from fairlane.store.postgres import PostgresStore

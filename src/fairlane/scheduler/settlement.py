@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
@@ -182,7 +183,7 @@ class Settlement(msgspec.Struct, frozen=True):
     committed."""
     lag: int | None = None
     """Microseconds from admission to start, where an engine ran it: what an adaptive cap looks at, not the run time."""
-    fallback: Settlement | None = None
+    fallback: Callable[[], Settlement] | None = None
     """What applies instead, if the effects are refused for good."""
 
     @property

@@ -24,7 +24,8 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import SECOND, Instant, as_instant, lasting, microseconds
-from fairlane.effects import checked_key, landed_of
+from fairlane.codec import checked_key
+from fairlane.effects import landed_of
 from fairlane.enqueue import Stamp, stamped_effects
 from fairlane.errors import (
     Cancel,
@@ -189,8 +190,12 @@ def settlement_of(run: RunningJob, outcome: Outcome, ran: int) -> Settlement:
         settlement = msgspec.structs.replace(settlement, error=redactor.error(settlement.error, run.claim))
     if settlement.effects is None:
         return settlement
-    refused = Failed("its effects were refused", run.task.options.backoff.delay(run.claim.attempt, 0.5))
-    return msgspec.structs.replace(settlement, late_effects=run.late, fallback=settle(run.claim, refused, ran))
+
+    def if_refused() -> Settlement:
+        failed = Failed("its effects were refused", run.task.options.backoff.delay(run.claim.attempt, 0.5))
+        return settle(run.claim, failed, ran)
+
+    return msgspec.structs.replace(settlement, late_effects=run.late, fallback=if_refused)
 
 
 LONGEST_ERROR = 8_000
@@ -634,12 +639,12 @@ class Settling:
     async def _refused(self, settlement: Settlement, error: Exception, *, was_tried: bool) -> None:
         """The database refuses it for good. If its effects are to blame, the attempt is recorded as failed instead."""
         self._landed.pop(settlement.job, None)
-        instead = settlement.fallback if isinstance(error, InvalidJob) else None
-        if instead is None:
+        if settlement.fallback is None or not isinstance(error, InvalidJob):
             self.given_up += 1
             words = ": its outcome (%s) could not be recorded; it runs again when its lease has ended"
             log_job(log, logging.CRITICAL, settlement.job, words, settlement.outcome, error=error)
             return
+        instead = settlement.fallback()
         is_dead = instead.to is State.DEAD
         self.refused["dead" if is_dead else "to be retried"] += 1
         then = "the job is dead" if is_dead else f"next attempt in {lasting((instead.delay or 0) / SECOND)}"
