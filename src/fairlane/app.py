@@ -570,8 +570,9 @@ class App(Declarations):
             pass
         else:
             raise refuse_inside_a_loop(work)
-        with self._blocking, CallerThread() as caller:
-            running = asyncio.run_coroutine_threadsafe(work, self._loop_of_threads())
+        caller = CallerThread()
+        with self._blocking:
+            running = caller.submit(work, self._loop_of_threads())
         return caller.wait_for(running)
 
     def is_open_in(self, loop: asyncio.AbstractEventLoop) -> bool:

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from operator import attrgetter
 from queue import SimpleQueue
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -51,21 +51,18 @@ class BackgroundLoop:
 class CallerThread:
     """The thread of a blocking call. Its coroutine runs in another thread, and asks this one for work that must be done
     here: drivers and frameworks demand that a caller's connection is used in the caller's thread.
-
-    Coroutines that are submitted within the block belong to the call.
     """
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._outer: Token[CallerThread | None] | None = None
 
-    def __enter__(self) -> CallerThread:
-        self._outer = _caller.set(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._outer is not None
-        _caller.reset(self._outer)
+    def submit(self, work: Coroutine[Any, Any, R], loop: asyncio.AbstractEventLoop) -> Future[R]:
+        """Run it in this loop, as a part of the call."""
+        outer = _caller.set(self)
+        try:
+            return asyncio.run_coroutine_threadsafe(work, loop)
+        finally:
+            _caller.reset(outer)
 
     def wait_for(self, running: Future[R]) -> R:
         """Block until it is done. If this is interrupted (Ctrl-C), nothing is left running."""

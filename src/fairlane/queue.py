@@ -185,10 +185,7 @@ class Queue:
         """
         until = None if timeout is None else max(0, duration_of("wait: timeout", timeout))
         connection = await self._source.connected(self.partitions)
-        served = partition_names(self._in_force)
-        if len(served) == 1:
-            return await connection.ear.wait(self.name, until)
-        return await _any_of([connection.ear.wait(name, until) for name in served])
+        return await connection.ear.wait(partition_names(self._in_force), until)
 
     async def explain(self, **keys: object) -> Explanation:
         """Everything that holds all jobs of the queue, or all of these keys in it, and what would start next."""
@@ -253,21 +250,6 @@ async def partitions_served(store: Store, shares: Sequence[str], known: Sequence
 def partition_names(policy: Policy) -> tuple[str, ...]:
     """The partitions of a queue; a queue that is not partitioned is its only one."""
     return (policy.queue,) if policy.partition is None else policy.partition.names
-
-
-async def _any_of(waits: Sequence[Coroutine[Any, Any, bool]]) -> bool:
-    """Whether one of these returns True. The others are cancelled."""
-    waiting = {asyncio.ensure_future(each) for each in waits}
-    try:
-        while waiting:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if any(each.result() for each in done):
-                return True
-        return False
-    finally:
-        for each in waiting:
-            each.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def _unbroken(work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]] | None = None) -> T:
@@ -551,7 +533,7 @@ class _Line:
 
     def __init__(self, queue: str, clock: Clock) -> None:
         self.queue = queue
-        self.waiters: deque[asyncio.Future[bool]] = deque()
+        self.waiters: deque[asyncio.Future[_Line | None]] = deque()
         self.changed = asyncio.Event()
         self.watcher: asyncio.Task[None] | None = None
         self.is_registered = False
@@ -571,7 +553,7 @@ class _Line:
         while count > 0 and self.waiters:
             waiter = self.waiters.popleft()
             if not waiter.done():
-                waiter.set_result(True)
+                waiter.set_result(self)
                 self._woken.append(self._clock.monotonic())
                 count -= 1
 
@@ -581,16 +563,16 @@ class _Line:
             self._woken.popleft()
         self.changed.set()
 
-    def end(self, answer: bool | Exception) -> None:
-        """End all waits with this answer."""
+    def end(self, error: Exception | None) -> None:
+        """End all waits, without a job."""
         while self.waiters:
             waiter = self.waiters.popleft()
             if waiter.done():
                 continue
-            if isinstance(answer, Exception):
-                waiter.set_exception(answer)
+            if error is not None:
+                waiter.set_exception(error)
             else:
-                waiter.set_result(answer)
+                waiter.set_result(None)
 
 
 class Ear:
@@ -607,33 +589,33 @@ class Ear:
         self._listening: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    async def wait(self, queue: str, timeout: int | None) -> bool:
-        """Return True once a job can start that no other waiter was woken for; False after `timeout`.
-
-        `timeout` is in microseconds.
-        """
+    async def wait(self, queues: Sequence[str], timeout: int | None) -> bool:
+        """Return True once a job of one of these queues can start that no other waiter was woken for; False after
+        `timeout`, in microseconds."""
         if self._is_closed:
             return False
-        line = self._lines.setdefault(queue, _Line(queue, self._clock))
-        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        line.waiters.append(waiter)
-        line.changed.set()
-        self._watch(line)
+        lines = [self._lines.setdefault(queue, _Line(queue, self._clock)) for queue in queues]
+        waiter: asyncio.Future[_Line | None] = asyncio.get_running_loop().create_future()
+        for line in lines:
+            line.waiters.append(waiter)
+            line.changed.set()
+            self._watch(line)
         try:
             if timeout is None:
-                return await waiter
+                return await waiter is not None
             await first_of(waiter, pause(self._clock, timeout))
-            return not waiter.cancelled() and waiter.result()
+            return not waiter.cancelled() and waiter.result() is not None
         except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None and waiter.result():
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None and (woke := waiter.result()):
                 # Woken and cancelled at the same time: its job must wake another waiter, here or elsewhere.
-                line.arrived()
-                line.is_registered = True
-                self._watch(line)
+                woke.arrived()
+                woke.is_registered = True
+                self._watch(woke)
             raise
         finally:
-            if waiter in line.waiters:
-                line.waiters.remove(waiter)
+            for line in lines:
+                if waiter in line.waiters:
+                    line.waiters.remove(waiter)
 
     def claimed(self, queue: str) -> None:
         """A claim in this process has returned, with or without jobs."""
@@ -644,7 +626,7 @@ class Ear:
         """End all waits, and stop listening."""
         self._is_closed = True
         for line in self._lines.values():
-            line.end(False)
+            line.end(None)
         tasks = [*(line.watcher for line in self._lines.values()), self._listening]
         running = [task for task in tasks if task is not None]
         for task in running:

@@ -417,9 +417,8 @@ class JobContext:
         home = self._run.home
         if threading.get_ident() == home.thread:
             raise refuse_inside_a_loop(work)
-        with CallerThread() as caller:
-            running = asyncio.run_coroutine_threadsafe(work, home.loop)
-        return caller.wait_for(running)
+        caller = CallerThread()
+        return caller.wait_for(caller.submit(work, home.loop))
 
 
 Next = Callable[[], Awaitable[Any]]
