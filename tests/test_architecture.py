@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"policy"},
     {"scheduler", "stats"},
     {"store"},
-    {"codec", "declaration_checks", "effects", "enqueue", "task", "telemetry"},
+    {"codec", "effects", "enqueue", "task", "telemetry"},
     {"cron", "worker"},
     {"operations", "queue", "simulation"},
     {"app"},

@@ -12,28 +12,18 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from itertools import islice
+from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
-from fairlane.clock import Clock, Instant, SystemClock, microseconds
+from fairlane import parameters
+from fairlane.clock import Clock, Instant, SystemClock, checked_time, microseconds
 from fairlane.codec import Codec, PayloadCodec
 from fairlane.cron.recurrence import Missed
 from fairlane.cron.runner import Firing
 from fairlane.cron.schedules import Schedule, declared_schedule
-from fairlane.declaration_checks import (
-    check_function,
-    check_keys,
-    check_name,
-    check_task_place,
-    checked_time,
-    folder_of,
-    is_async,
-    key_source,
-    name_of,
-    names,
-    width_of,
-)
 from fairlane.effects import Values
 from fairlane.enqueue import Producing, Stamp
 from fairlane.errors import (
@@ -58,7 +48,7 @@ from fairlane.policy.limits import Limit
 from fairlane.policy.partitions import divided
 from fairlane.policy.policy import Policy, check_agreement, checked_limits, refuse_pointless
 from fairlane.policy.unique import Unique
-from fairlane.queue import Connection, Ear, Queue, QueueSource, partitions_served
+from fairlane.queue import Connection, Ear, Queue, QueueSource, check_keys, check_name, partitions_served, width_of
 from fairlane.redaction import Redact, guard_loggers, without_secrets
 from fairlane.scheduler.settlement import Backoff
 from fairlane.store.protocol import Retention, Store, WorkerIdentity
@@ -77,12 +67,16 @@ from fairlane.task import (
     Registry,
     SyncTask,
     Task,
-    TaskOptions,
     as_id,
-    as_unique,
+    check_function,
+    check_task_place,
     handles_of,
+    listed,
+    make_task,
+    name_of,
     not_a_call,
     one_by_one,
+    task_options,
 )
 from fairlane.telemetry.telemetry import Telemetry
 from fairlane.worker.options import WorkerOptions
@@ -145,10 +139,10 @@ class Declarations:
             step = microseconds(priority_step)
         except ConfigurationError as error:
             raise InvalidPolicy(f"queue {name!r}: priority_step: {error}") from None
-        policy = Policy(name, fair, cast(tuple[Limit, ...], limits), names(keys), step)
+        policy = Policy(name, fair, cast(tuple[Limit, ...], limits), listed(keys), step)
         check_name(name, self.queues)
         what = f"queue {name!r}"
-        by = normalize_by(what, names(partition_by), "partition_by")
+        by = normalize_by(what, listed(partition_by), "partition_by")
         own = checked_limits(what, "per_partition", per_partition)
         refuse_pointless(what, policy.limits)
         refuse_pointless(what, own)
@@ -194,20 +188,14 @@ class Declarations:
         caller = frame.f_back if frame else None
         # Annotations of a function defined inside another function may refer to local names there.
         local_names = dict(caller.f_locals) if caller and caller.f_code.co_name != "<module>" else None
-        refuse_unknown_options("task", options, ("queue", "name", *TaskOptions.__dataclass_fields__))
-        if "keys" in options:
-            options["keys"] = key_source(options["keys"])
-        options["unique"] = as_unique(options.get("unique"))
-        checked = TaskOptions(**options)
+        chosen = task_options(options)
         check_task_place(name, queue)
 
         def register(function: Any) -> Task[..., Any]:
-            if isinstance(function, Task):
-                function = function.function
+            function = function.function if isinstance(function, Task) else function
             check_function(function, name)
-            kind: type[Task[..., Any]] = AsyncTask if is_async(function) else SyncTask
-            chosen = name_of(function) if name is None else name
-            task = kind(cast(Producer, self), chosen, queue, function, checked, local_names, self.codec)
+            called = name_of(function) if name is None else name
+            task = make_task(cast(Producer, self), called, queue, function, chosen, local_names)
             self.registry.add(task)
             return task
 
@@ -709,6 +697,15 @@ def _check_hosts(url: str, rest: str) -> None:
                 f"{without_secrets(url)!r} is not a database URL: {host!r} is neither a host nor a host and a port "
                 "from 1 to 65535; write postgresql://user@host:5432/database"
             ) from None
+
+
+def folder_of(frame: FrameType | None) -> Path:
+    """The folder of the file whose code called this frame."""
+    caller = frame.f_back if frame else None
+    while caller and caller.f_globals.get("__name__") == parameters.__name__:  # it checks what the call was given
+        caller = caller.f_back
+    file = caller.f_globals.get("__file__") if caller else None
+    return Path(file).resolve().parent if file else Path.cwd()
 
 
 def actor_of_process() -> str:

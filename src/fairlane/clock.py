@@ -153,6 +153,14 @@ def duration_of(name: str, duration: timedelta | str | float) -> int:
         raise ConfigurationError(f"{name}: {error}") from None
 
 
+def checked_time(name: str, duration: timedelta | str | float) -> int:
+    """A time of at least 0, in microseconds."""
+    amount = duration_of(name, duration)
+    if amount < 0:
+        raise ConfigurationError(f"{name}={duration!r} is not a time of at least 0; give one, such as '24h'")
+    return amount
+
+
 def parse_duration(text: str) -> int:
     """`"250ms"`, `"10m"`, `"1h30m"`, `"7d"` in microseconds."""
     total, end = 0.0, 0

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -19,6 +19,7 @@ from fairlane.errors import (
     AlreadySettled,
     ClaimLost,
     ConfigurationError,
+    InvalidPolicy,
     StoreUnavailable,
     UndecodablePayload,
     UnknownQueue,
@@ -27,7 +28,9 @@ from fairlane.errors import (
 from fairlane.job import Claim, Landed, State
 from fairlane.operations import Operations
 from fairlane.parameters import check_value, checked, known_options, shown
-from fairlane.policy.partitions import parse_partition, partition_for, partition_name, whole_of
+from fairlane.policy.keys import BUILT_IN
+from fairlane.policy.limits import Limit
+from fairlane.policy.partitions import checked_width, parse_partition, partition_for, partition_name, whole_of
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import Explanation
 from fairlane.scheduler.settlement import (
@@ -43,7 +46,7 @@ from fairlane.scheduler.settlement import (
     settle,
 )
 from fairlane.store.protocol import Claimed, Landings, Listener, Looked, Store, WorkerIdentity
-from fairlane.task import LONGEST_DELAY, Duration, Registry
+from fairlane.task import LONGEST_DELAY, Duration, Registry, Task
 from fairlane.waits import ANSWER_WITHIN, Outage, first_of, jittered, pause
 from fairlane.worker.claims import Turns
 from fairlane.worker.runs import bounded, storable
@@ -92,6 +95,61 @@ class QueueSource(Protocol):
     async def connected(self, policies: Sequence[Policy] = ()) -> Connection: ...
 
     def in_force(self, queue: str) -> Policy | None: ...
+
+
+def check_name(name: str, declared: Collection[str]) -> None:
+    """Refuse a queue name that is taken, or that could be the name of a partition."""
+    if name in declared:
+        raise ConfigurationError(f"queue {name!r} is declared twice; put its whole policy into one declaration")
+    if (partition := parse_partition(name)) is not None:
+        raise ConfigurationError(
+            f"queue {name!r}: names that end in __p and a number belong to partitions; give it another name, or "
+            f"declare app.queue({partition[0]!r}, partitions=…), which makes them"
+        )
+
+
+def width_of(queue: str, partitions: object, by: Collection[str], per_partition: Collection[Limit]) -> int:
+    """The number of partitions that a queue is declared with. Other options about partitions need it."""
+    for given, value in (("partition_by", by), ("per_partition", per_partition)):
+        if partitions is None and value:
+            raise ConfigurationError(
+                f"queue {queue!r}: {given}={value!r} is about partitions, and it has none; give partitions=… too "
+                "(with partitions=1 it is one queue, which can be divided later), or leave it out"
+            )
+    return 1 if partitions is None else checked_width(partitions)
+
+
+def check_keys(policy: Policy, tasks: Iterable[Task[..., Any]]) -> None:
+    """Refuse a policy that uses a key which no task of its queue can provide."""
+    listed = list(tasks)
+    if not listed:
+        return
+    scopes: list[tuple[str, tuple[str, ...]]] = [(repr(limit), limit.by) for limit in policy.limits]
+    if policy.fair:
+        scopes.insert(0, (repr(policy.fair), policy.fair.by))
+    scopes.append((f"keys={policy.keys!r}", policy.keys))
+    if policy.partition is not None:
+        scopes.append((f"partition_by={policy.partition.by!r}", policy.partition.by))
+    for what, by in scopes:
+        for key in by:
+            if key not in BUILT_IN and not any(task.can_provide(key) for task in listed):
+                raise InvalidPolicy(
+                    f"queue {policy.queue!r}: {what} looks at the key {key!r}, which none of its tasks can provide "
+                    f"({', '.join(task.name for task in listed)}); give one of them a parameter {key!r} or keys=…"
+                )
+
+
+def check_divided_by(queue: str, by: Iterable[str], carried: Iterable[str], tasks: Iterable[Task[..., Any]]) -> None:
+    """Refuse to divide a queue by a key that its jobs do not carry, and none of its tasks can provide."""
+    listed, known = list(tasks), {*carried}
+    for key in by:
+        if listed and key not in known and not any(task.can_provide(key) for task in listed):
+            for task in listed:
+                known.update(task.options.keys if isinstance(task.options.keys, tuple) else task.codec.parameters)
+            raise ConfigurationError(
+                f"queue {queue!r} cannot be divided by {key!r}: none of its tasks can provide that key; "
+                f"they can provide {', '.join(sorted(known)) or 'none'}"
+            )
 
 
 class Queue:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
+import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
 from uuid import UUID
 
@@ -25,6 +28,7 @@ from fairlane.errors import (
     ConfigurationError,
     FairlaneError,
     InvalidJob,
+    InvalidPolicy,
     JobCancelled,
     JobFailed,
     JobNotFound,
@@ -34,8 +38,17 @@ from fairlane.errors import (
 )
 from fairlane.job import RESERVED, AttemptRecord, JobRecord, NewJob, Outcome, State
 from fairlane.loop_thread import blocking
-from fairlane.parameters import check_fields, check_value, check_whole, known_options, shown
+from fairlane.parameters import (
+    check_fields,
+    check_value,
+    check_whole,
+    is_storable,
+    known_options,
+    refuse_unknown_options,
+    shown,
+)
 from fairlane.policy.backlog import FullBacklog, Verdicts
+from fairlane.policy.keys import MAX_KEY_BYTES, NAME, normalize_by
 from fairlane.policy.partitions import MOST_PARTITIONS
 from fairlane.policy.unique import Conflict, OnReplayConflict, Unique, checked_on_replay_conflict
 from fairlane.redaction import Redact
@@ -58,6 +71,7 @@ LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
 MOST_ATTEMPTS = 10_000
 IN_EVERY_CONTEXT = ("queue", "task", "priority")
 """What a policy's functions get for every job, in addition to its context and keys."""
+_QUEUE_NAME = re.compile(rf"{NAME}\Z")
 LONGEST_DELAY = 100 * 366 * 24 * 3_600 * SECOND
 
 
@@ -206,6 +220,7 @@ class Producer(ValueSource, Protocol):
     """What tasks and the handles of their jobs need from their app."""
 
     redact: Redact | None
+    codec: PayloadCodec | None
 
     @property
     def forwarded(self) -> Collection[str]: ...
@@ -331,7 +346,6 @@ class Task(BoundTask[P, R]):
         function: Callable[P, Any],
         options: TaskOptions,
         local_names: Mapping[str, Any] | None = None,
-        stored_as: PayloadCodec | None = None,
     ) -> None:
         super().__init__(self, DEFAULTS)
         what = f"task {name!r}"
@@ -349,7 +363,7 @@ class Task(BoundTask[P, R]):
                     f"{what}: executor='process' needs a function that a process can import; define it at a module's "
                     "top"
                 )
-        self.codec = Codec(name, function, local_names, stored_as)
+        self.codec = Codec(name, function, local_names, producer.codec)
         self.timeout = None if options.timeout is None else microseconds(options.timeout)
         functools.update_wrapper(cast(Callable[..., Any], self), function, updated=())
 
@@ -380,6 +394,111 @@ class SyncTask(Task[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         result: R = self.function(*args, **kwargs)
         return result
+
+
+def task_options(given: dict[str, Any]) -> TaskOptions:
+    """The options of a task as they are declared."""
+    refuse_unknown_options("task", given, ("queue", "name", *TaskOptions.__dataclass_fields__))
+    own = {"keys": key_source(given.get("keys")), "unique": as_unique(given.get("unique"))}
+    return TaskOptions(**{**given, **own})
+
+
+def make_task(
+    app: Producer,
+    name: str,
+    queue: str,
+    function: Any,
+    options: TaskOptions,
+    local_names: Mapping[str, Any] | None = None,
+) -> Task[..., Any]:
+    """A task of an app. `local_names` is what annotations of a function within a function may refer to."""
+    kind: type[Task[..., Any]] = AsyncTask if is_async(function) else SyncTask
+    return kind(app, name, queue, function, options, local_names)
+
+
+def key_source(keys: KeySource | Iterable[str]) -> KeySource:
+    """The source of keys in one form: names, a function, or `None`."""
+    if keys is None or callable(keys):
+        return keys
+    try:
+        return normalize_by("task", listed(keys), "keys")
+    except InvalidPolicy:
+        raise ConfigurationError(
+            f"task: keys={shown(keys)} is neither names nor a function; give keys=['account'], or a function of the "
+            "task's arguments that returns a mapping"
+        ) from None
+
+
+def listed(given: object) -> Any:
+    """One name or several, from any iterable. Whether they are names is checked elsewhere."""
+    is_listed = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+    return tuple(given) if is_listed else given  # type: ignore[arg-type]
+
+
+def check_task_place(name: object, queue: object) -> None:
+    """Refuse invalid names of a task or of its queue."""
+    is_text = isinstance(name, str) and bool(name.strip()) and is_storable(name)
+    if name is not None and not (is_text and len(str(name).encode()) <= MAX_KEY_BYTES):
+        raise ConfigurationError(
+            f"task: name={shown(name)} is no name; give text of 1 to {MAX_KEY_BYTES} bytes, such as 'shop.deliver', or "
+            "leave it out"
+        )
+    if not isinstance(queue, str) or _QUEUE_NAME.match(queue) is None:
+        raise ConfigurationError(
+            f"task: queue={shown(queue)} is not the name of a queue; give that of one, such as queue='webhooks'"
+        )
+
+
+def check_function(function: Any, name: str | None) -> None:
+    """Refuse what a worker could not call: a task is a plain function."""
+    what = f"task: {shown(function)}"
+    place = getattr(function, "__qualname__", None)
+    if inspect.isclass(function):
+        raise ConfigurationError(f"{what} is a class; a task is a function: write one that makes what it needs")
+    if isinstance(function, staticmethod | classmethod):
+        kind = type(function).__name__
+        raise ConfigurationError(f"{what} is a {kind}; define the function at a module's top, outside of the class")
+    if inspect.ismethod(function):
+        raise ConfigurationError(
+            f"{what} is bound to an object, which no worker has; write a function that makes or finds the object"
+        )
+    if not callable(function):
+        raise ConfigurationError(f"{what} is not a function; write @app.task above one")
+    if place is None:
+        raise ConfigurationError(f"{what} is not a plain function; write one that calls it: def work(…): return …")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(f"task: {place} is a generator; a task returns one value: return a list, or enqueue")
+    if place.endswith("<lambda>") and name is None:
+        raise ConfigurationError(f"task: function {place} has no name of its own; write a def, or give name=")
+    if _is_method(function, place):
+        raise ConfigurationError(
+            f"task: {place} is a method, and a worker has no object to call it on; define the function at a module's "
+            "top, and give it what it needs as arguments"
+        )
+
+
+def _is_method(function: Any, place: str) -> bool:
+    """Whether it is defined in a class and takes an object of it."""
+    owner = place.rpartition(".")[0]
+    if not owner or owner.endswith("<locals>"):
+        return False
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and code.co_varnames[: code.co_argcount][:1] in (("self",), ("cls",))
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it returns a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """`module.qualname`. For a script that runs as `__main__`, the name that it would be imported by."""
+    module = function.__module__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        module = spec.name if spec else Path(getattr(main, "__file__", None) or "__main__").stem
+    return f"{module}.{function.__qualname__}"
 
 
 class Registry:

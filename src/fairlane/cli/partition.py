@@ -15,9 +15,9 @@ import click
 from fairlane.cli.changes import change_options, intent_of
 from fairlane.cli.database import app_of, operations_on
 from fairlane.cli.tables import Progress, plural
-from fairlane.declaration_checks import check_divided_by
 from fairlane.errors import ConfigurationError
 from fairlane.operations import PartitionPlan, Repartitioned, describe_partitions
+from fairlane.queue import check_divided_by
 
 
 @contextmanager

@@ -28,7 +28,6 @@ import msgspec
 from fairlane.app import App
 from fairlane.clock import microseconds
 from fairlane.codec import Codec
-from fairlane.declaration_checks import is_async, key_source
 from fairlane.errors import ConfigurationError, DuplicateJob, InvalidJob, UndecodablePayload
 from fairlane.forward.delivery import Deliveries
 from fairlane.forward.messages import Carried, Message, Token, Unpublishable
@@ -38,16 +37,16 @@ from fairlane.policy.unique import Unique
 from fairlane.scheduler.settlement import Backoff
 from fairlane.task import (
     MOST_ATTEMPTS,
-    AsyncTask,
     Call,
     Duration,
     Job,
     KeySource,
     Raised,
-    SyncTask,
     Task,
     TaskOptions,
     as_unique,
+    key_source,
+    make_task,
 )
 
 log = logging.getLogger("fairlane.forward")
@@ -206,8 +205,7 @@ class Forwarder(ABC):
         if who == "engine" and max_attempts is None:
             said["max_attempts"] = self.runs_of(target, {})
         options = TaskOptions(**said, priority=priority, keys=key_source(keys), unique=as_unique(unique))
-        kind: type[Task[..., Any]] = AsyncTask if is_async(function) else SyncTask
-        task = kind(self.app, task_name, queue, function, options, None, self.app.codec)
+        task = make_task(self.app, task_name, queue, function, options)
         self.app.registry.add(task)
         self.app.forwarded.add(queue)
         forwarded = Forwarded(task, target, who, max_attempts is not None)

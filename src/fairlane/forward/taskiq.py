@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from fairlane.declaration_checks import is_async
 from fairlane.errors import ConfigurationError, FairlaneError, Signal
 from fairlane.forward.delivery import Delivery
 from fairlane.forward.forwarder import Forwarded, RoutedCall, RoutingForwarder, answering, runs_with, unwritable
 from fairlane.forward.messages import HEADER, Message
+from fairlane.task import is_async
 from fairlane.worker.runs import Stop
 
 try:

@@ -15,8 +15,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from fairlane.clock import iso_text
-from fairlane.declaration_checks import checked_time
+from fairlane.clock import checked_time, iso_text
 from fairlane.errors import ConfigurationError, JobNotFound
 from fairlane.job import AttemptRecord, JobRecord, State
 from fairlane.operations.explanations import facts_of_job, forwarded_at

@@ -16,8 +16,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from fairlane.app import App
-from fairlane.clock import Instant, ManualClock, microseconds
-from fairlane.declaration_checks import checked_time
+from fairlane.clock import Instant, ManualClock, checked_time, microseconds
 from fairlane.enqueue import Stamp
 from fairlane.errors import ConfigurationError, UndecodablePayload, UnknownQueue
 from fairlane.job import Claim, JobRecord, State
