@@ -177,7 +177,7 @@ class Codec:
             raise InvalidJob(self._blame(args, kwargs, error)) from None
         if len(payload) > max_bytes:
             what, remedy = f"task {self.name!r}: its arguments take", "store the data elsewhere and pass its address"
-            raise PayloadTooLarge(_too_large(what, payload, max_bytes, remedy))
+            raise _too_large(what, payload, max_bytes, remedy)
         return payload
 
     def _blame(self, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> str:
@@ -262,27 +262,13 @@ class Codec:
         """The result as it is stored; `None` is stored as nothing."""
         if value is None:
             return None
-        try:
-            encoded = _as_json(value, stored_as=self._stored_as)
-        except Exception as error:
-            raise InvalidJob(
-                f"task {self.name!r}: its result ({type(value).__name__}) cannot be stored as JSON: {error}"
-            ) from None
-        if len(encoded) > max_bytes:
-            what, remedy = f"task {self.name!r}: its result takes", "store the data elsewhere and return its address"
-            raise PayloadTooLarge(_too_large(what, encoded, max_bytes, remedy))
-        return encoded
+        what, remedy = f"task {self.name!r}: its result", "store the data elsewhere and return its address"
+        return _stored_json(what, value, max_bytes, remedy, stored_as=self._stored_as)
 
     def encode_context(self, context: Mapping[str, Any], max_bytes: int) -> str:
         """The context that a producer gives with a job."""
-        try:
-            encoded = _as_json(dict(context))
-        except Exception as error:
-            raise InvalidJob(f"task {self.name!r}: its context cannot be stored as JSON: {error}") from None
-        if len(encoded) > max_bytes:
-            what, remedy = f"task {self.name!r}: its context takes", "give only what the policy asks for"
-            raise PayloadTooLarge(_too_large(what, encoded, max_bytes, remedy))
-        return encoded.decode()
+        what, remedy = f"task {self.name!r}: its context", "give only what the policy asks for"
+        return _stored_json(what, dict(context), max_bytes, remedy).decode()
 
     def decode_result(self, encoded: bytes | None) -> Any:
         if encoded is None:
@@ -316,16 +302,11 @@ def checked_key(key: object) -> str:
 
 def encode_value(key: str, value: Any, max_bytes: int) -> bytes:
     """A value of the key-value store as bytes. Equal values have equal bytes, whatever the order of their keys."""
+    what, remedy = f"the value of key {key!r}", "store the data elsewhere and put its address here"
     try:
-        encoded = _as_json(value, _encode_sorted)
-    except Exception as error:
-        raise InvalidValue(
-            f"the value of key {key!r} ({type(value).__name__}) cannot be stored as JSON: {error}"
-        ) from None
-    if len(encoded) > max_bytes:
-        what, remedy = f"the value of key {key!r} takes", "store the data elsewhere and put its address here"
-        raise InvalidValue(_too_large(what, encoded, max_bytes, remedy))
-    return encoded
+        return _stored_json(what, value, max_bytes, remedy, _encode_sorted)
+    except InvalidJob as error:
+        raise InvalidValue(str(error)) from None
 
 
 def decode_value(encoded: bytes) -> Any:
@@ -342,8 +323,28 @@ def _as_json(value: Any, encode: Callable[[Any], bytes] = _encode, stored_as: Pa
     return encoded if stored_as is None else stored_as.encode(encoded)
 
 
-def _too_large(what: str, encoded: bytes, most: int, remedy: str) -> str:
-    return f"{what} {len(encoded):,} bytes, more than the {most:,} allowed; {remedy}, or raise App(max_payload=…)"
+def _stored_json(
+    what: str,
+    value: Any,
+    most: int,
+    remedy: str,
+    encode: Callable[[Any], bytes] = _encode,
+    stored_as: PayloadCodec | None = None,
+) -> bytes:
+    """A value as it is stored, in at most so many bytes; `what` is its name in errors."""
+    try:
+        encoded = _as_json(value, encode, stored_as)
+    except Exception as error:
+        raise InvalidJob(f"{what} ({type(value).__name__}) cannot be stored as JSON: {error}") from None
+    if len(encoded) > most:
+        raise _too_large(f"{what} takes", encoded, most, remedy)
+    return encoded
+
+
+def _too_large(what: str, encoded: bytes, most: int, remedy: str) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"{what} {len(encoded):,} bytes, more than the {most:,} allowed; {remedy}, or raise App(max_payload=…)"
+    )
 
 
 def _has_unsayable_float(value: Any) -> bool:

@@ -249,7 +249,7 @@ def _keys(task: Task[..., Any], policy: Policy, call: Call[Any]) -> dict[str, st
                 values[name] = codec.argument(name, args, kwargs)
             elif source is not None and name not in (given or ()):
                 raise InvalidKey(
-                    f"task {task.name!r}: keys= names {name!r}, which is none of its parameters; "
+                    f"task {task.name!r}: keys= names {name!r}, which is not one of its parameters; "
                     f"enqueue with using(keys={{{name!r}: …}})"
                 )
     else:

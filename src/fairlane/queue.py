@@ -7,7 +7,7 @@ import contextlib
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -328,16 +328,14 @@ async def _unbroken(work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[
         raise
 
 
+@dataclass(slots=True)
 class HeldLease:
     """The lease that the claims of one batch share."""
 
-    __slots__ = ("cancelled", "duration", "id")
-
-    def __init__(self, lease: UUID, duration: timedelta) -> None:
-        self.id = lease
-        self.duration = duration
-        self.cancelled: set[UUID] = set()
-        """Jobs that were cancelled, as of the last renewal."""
+    id: UUID
+    duration: timedelta
+    cancelled: set[UUID] = field(default_factory=set)
+    """Jobs that were cancelled, as of the last renewal."""
 
 
 class HeldClaim:

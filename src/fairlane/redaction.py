@@ -15,6 +15,7 @@ from binascii import Error as NotBase64
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from fairlane.job import Claim, JobRecord
@@ -193,13 +194,20 @@ _FIRST_OF_PAIR = re.compile(r"\(b?['\"]\Z")
 _SAYS_NOTHING = re.compile(r"(?i)(?:none|null|nil|true|false|[\d.,]+)[,;)\]}]*\Z")
 
 
+@cache
+def _closing(quote: str) -> re.Pattern[str]:
+    """Up to the end of a quoted text. Escaped quotes, and quotes doubled as in SQL, do not end it."""
+    sign, doubled = re.escape(quote), rf"|{quote}{quote}" if len(quote) == 1 else ""
+    return re.compile(rf"(?s)(?:(?!{sign})[^\\]|(?!{sign})\\.{doubled})*+{sign}")
+
+
 class _Values:
     """Finds where the values of a text end."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._unclosed: dict[str, int] = {}
-        """Positions after which a quote does not occur again: what it opens later is not closed either."""
+        self._unclosed: set[str] = set()
+        """Quotes that were once not closed: no text that they open later is closed either."""
         self._brackets_close = True
 
     def masked(self, start: int, bare: re.Pattern[str] = _BARE) -> tuple[str, int]:
@@ -207,7 +215,7 @@ class _Values:
         text = self._text
         if opens := _OPENS.match(text, start):
             quote = opens[0][opens.start("quote") - start :]
-            if (end := self._closing(quote, opens.end())) is not None:
+            if (end := self._end_of_quoted(quote, opens.end())) is not None:
                 return f"{opens[0]}{MASK}{quote}", end
         elif text[start : start + 1] in ("[", "(", "{"):
             return self._masked_brackets(start)
@@ -215,19 +223,10 @@ class _Values:
         end = start if found is None else found.end()
         return (MASK if end > start else ""), end
 
-    def _closing(self, quote: str, start: int) -> int | None:
-        """Where a quoted text ends. Escaped quotes, and quotes doubled as in SQL, do not end it."""
-        text, at = self._text, start
-        none_after = self._unclosed.get(quote, len(text))
-        while at < none_after and (at := text.find(quote, at)) >= 0:
-            end = at + len(quote)
-            if text[at - 1] == "\\" and at > start:
-                at = end
-            elif len(quote) == 1 and text.startswith(quote, end):
-                at = end + 1
-            else:
-                return end
-        self._unclosed[quote] = min(start, none_after)
+    def _end_of_quoted(self, quote: str, start: int) -> int | None:
+        if quote not in self._unclosed and (closed := _closing(quote).match(self._text, start)):
+            return closed.end()
+        self._unclosed.add(quote)
         return None
 
     def _masked_brackets(self, start: int) -> tuple[str, int]:
@@ -238,7 +237,7 @@ class _Values:
         while (found := _BRACKETS.search(text, at, limit)) is not None:
             at = found.end()
             if found["quote"]:
-                at = self._closing(found["quote"], at) or at
+                at = self._end_of_quoted(found["quote"], at) or at
                 continue
             depth += 1 if found["open"] else -1
             if not depth:
@@ -320,8 +319,8 @@ def _without_passwords(found: re.Match[str]) -> str:
     for scheme in _SCHEME.finditer(word, 0, max(last, 0)):
         start, end = scheme.end(), last
         if scheme[1].lower() in ("http", "https"):
-            # The name alone may be the token. An `@` in a path or a query ends no password, unless what looks like a
-            # port is none.
+            # The name alone may be the token. An `@` in a path or a query does not end a password, unless what looks like
+            # a port is not one.
             at = word.rfind("@", start, _end(_AUTHORITY, word, start))
             if at >= 0:
                 end = at

@@ -269,7 +269,9 @@ class BoundTask(Generic[P, R]):
             if not isinstance(call, Call):
                 raise not_a_call(call)
             if call.task is not self._task:
-                raise InvalidJob(f"{call!r} is no call of task {self._task.name!r}; use app.enqueue_many for a mixture")
+                raise InvalidJob(
+                    f"{call!r} is not a call of task {self._task.name!r}; use app.enqueue_many for a mixture"
+                )
         if self._options is not DEFAULTS:
             # Calls without options of their own share one value, so that their jobs can be built together.
             own = replace(self._options, id=None)
@@ -440,7 +442,7 @@ def check_task_place(name: object, queue: object) -> None:
     is_text = isinstance(name, str) and bool(name.strip()) and is_storable(name)
     if name is not None and not (is_text and len(str(name).encode()) <= MAX_KEY_BYTES):
         raise ConfigurationError(
-            f"task: name={shown(name)} is no name; give text of 1 to {MAX_KEY_BYTES} bytes, such as 'shop.deliver', or "
+            f"task: name={shown(name)} is not a name; give text of 1 to {MAX_KEY_BYTES} bytes, such as 'shop.deliver', or "
             "leave it out"
         )
     if not isinstance(queue, str) or _QUEUE_NAME.match(queue) is None:
