@@ -319,8 +319,8 @@ def _without_passwords(found: re.Match[str]) -> str:
     for scheme in _SCHEME.finditer(word, 0, max(last, 0)):
         start, end = scheme.end(), last
         if scheme[1].lower() in ("http", "https"):
-            # The name alone may be the token. An `@` in a path or a query does not end a password, unless what looks like
-            # a port is not one.
+            # The name alone may be the token. An `@` in a path or a query does not end a password, unless what looks
+            # like a port is not one.
             at = word.rfind("@", start, _end(_AUTHORITY, word, start))
             if at >= 0:
                 end = at
