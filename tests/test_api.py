@@ -317,7 +317,7 @@ async def test_a_bulk_of_another_task_is_refused(app: App) -> None:
     @app.task(name="yours")
     async def yours() -> None: ...
 
-    with pytest.raises(InvalidJob, match=r"Call\(yours\(\)\) is no call of task 'mine'"):
+    with pytest.raises(InvalidJob, match=r"Call\(yours\(\)\) is not a call of task 'mine'"):
         await mine.enqueue_many([yours.call()])
 
 

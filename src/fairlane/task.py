@@ -442,8 +442,8 @@ def check_task_place(name: object, queue: object) -> None:
     is_text = isinstance(name, str) and bool(name.strip()) and is_storable(name)
     if name is not None and not (is_text and len(str(name).encode()) <= MAX_KEY_BYTES):
         raise ConfigurationError(
-            f"task: name={shown(name)} is not a name; give text of 1 to {MAX_KEY_BYTES} bytes, such as 'shop.deliver', or "
-            "leave it out"
+            f"task: name={shown(name)} is not a name; give text of 1 to {MAX_KEY_BYTES} bytes, such as 'shop.deliver', "
+            "or leave it out"
         )
     if not isinstance(queue, str) or _QUEUE_NAME.match(queue) is None:
         raise ConfigurationError(
