@@ -107,6 +107,7 @@ class Codec:
         stored_as: PayloadCodec | None = None,
     ) -> None:
         self.name = name
+        self._its_result = f"task {name!r}: its result"
         self._stored_as = stored_as
         try:
             self.signature = inspect.signature(function)
@@ -262,8 +263,8 @@ class Codec:
         """The result as it is stored; `None` is stored as nothing."""
         if value is None:
             return None
-        what, remedy = f"task {self.name!r}: its result", "store the data elsewhere and return its address"
-        return _stored_json(what, value, max_bytes, remedy, stored_as=self._stored_as)
+        remedy = "store the data elsewhere and return its address"
+        return _stored_json(self._its_result, value, max_bytes, remedy, stored_as=self._stored_as)
 
     def encode_context(self, context: Mapping[str, Any], max_bytes: int) -> str:
         """The context that a producer gives with a job."""

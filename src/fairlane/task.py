@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, get_type_hints
 from uuid import UUID
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from fairlane.clock import SECOND, Instant, as_instant, duration_of, microseconds
 from fairlane.codec import Codec, PayloadCodec
@@ -39,7 +39,6 @@ from fairlane.errors import (
 from fairlane.job import RESERVED, AttemptRecord, JobRecord, NewJob, Outcome, State
 from fairlane.loop_thread import blocking
 from fairlane.parameters import (
-    check_fields,
     check_value,
     check_whole,
     is_storable,
@@ -67,8 +66,13 @@ Raised = type[BaseException] | tuple[type[BaseException], ...]
 Progress = Callable[[int, int], None]
 """Called with how many jobs of a bulk have been stored, and how many there are."""
 
-LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
 MOST_ATTEMPTS = 10_000
+BOUNDS = {
+    "priority": (-100, 100, "give one, such as 5"),
+    "max_attempts": (1, MOST_ATTEMPTS, "give one"),
+    "partition": (0, MOST_PARTITIONS - 1, "give that of a partition"),
+}
+"""The least and the most of a number of a job, and what to do about another."""
 IN_EVERY_CONTEXT = ("queue", "task", "priority")
 """What a policy's functions get for every job, in addition to its context and keys."""
 _QUEUE_NAME = re.compile(rf"{NAME}\Z")
@@ -99,7 +103,8 @@ class TaskOptions:
     def checked(self, what: str) -> TaskOptions:
         check_value(what, "backoff", self.backoff, Backoff)
         check_value(what, "executor", self.executor, Literal["thread", "process"])
-        check_bounds(what, self.priority, self.max_attempts, ConfigurationError)
+        bounded = {"priority": self.priority, "max_attempts": self.max_attempts}
+        check_bounds(what, bounded, ConfigurationError)
         kinds: Any
         for name, kinds in (("retry_on", self.retry_on), ("dead_on", self.dead_on)):
             for each in kinds if isinstance(kinds, tuple) else (kinds,):
@@ -113,10 +118,11 @@ class TaskOptions:
         return self
 
 
-def check_bounds(what: str, priority: int, max_attempts: int, error: type[FairlaneError]) -> None:
+def check_bounds(what: str, options: Mapping[str, Any], error: type[FairlaneError]) -> None:
     """Refuse numbers that no job can have."""
-    check_whole(f"{what}: priority", priority, LOWEST_PRIORITY, HIGHEST_PRIORITY, "give one, such as 5", error)
-    check_whole(f"{what}: max_attempts", max_attempts, 1, MOST_ATTEMPTS, "give one", error)
+    for name, (least, most, remedy) in BOUNDS.items():
+        if name in options:
+            check_whole(f"{what}: {name}", options[name], least, most, remedy, error)
 
 
 class EnqueueOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,20 +147,22 @@ class EnqueueOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Where a job of this task goes."""
         return task.queue if self.queue is None else self.queue
 
+    def given(self) -> dict[str, Any]:
+        """The options that are not left to the task."""
+        return {name: value for name, value in asdict(self).items() if value is not _NOT_GIVEN[name]}
+
     def check(self, what: str) -> None:
         """Refuse what no job can have."""
-        check_fields(self, what, InvalidJob)
-        priority = 0 if self.priority is None else self.priority
-        check_bounds(what, priority, 1 if self.max_attempts is None else self.max_attempts, InvalidJob)
+        given = self.given()
+        for name, value in given.items():
+            check_value(what, name, value, _KINDS[name], error=InvalidJob)
+        check_bounds(what, given, InvalidJob)
         if self.queue == "":
             raise InvalidJob(f"{what}: queue='' is not the name of a queue; give that of one, or leave it out")
         if self.delay is not None and self.run_at is not None:
             raise InvalidJob(f"{what}: give delay= or run_at=, not both")
-        if self.partition is not None:
-            most = MOST_PARTITIONS - 1
-            check_whole(f"{what}: partition", self.partition, 0, most, "give that of a partition", InvalidJob)
-            if self.partition_key is not ABSENT:
-                raise InvalidJob(f"{what}: give partition= or partition_key=, not both")
+        if self.partition is not None and self.partition_key is not ABSENT:
+            raise InvalidJob(f"{what}: give partition= or partition_key=, not both")
         for name in self.context or ():
             if name.startswith(RESERVED):
                 raise InvalidJob(f"{what}: context: {shown(name)} is a name of Fairlane's own; begin it otherwise")
@@ -166,7 +174,7 @@ class EnqueueOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def over(self, base: EnqueueOptions) -> EnqueueOptions:
         """These options, with those of `base` as defaults. An id belongs to one job and is never inherited."""
-        given = {name: value for name in FIELDS if (value := getattr(self, name)) is not getattr(DEFAULTS, name)}
+        given = self.given()
         for pair in (("delay", "run_at"), ("partition", "partition_key")):
             if not given.keys().isdisjoint(pair):
                 given = {name: getattr(self, name) for name in pair} | given
@@ -176,7 +184,8 @@ class EnqueueOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULTS = EnqueueOptions()
-FIELDS = EnqueueOptions.__struct_fields__
+_NOT_GIVEN = asdict(DEFAULTS)
+_KINDS = get_type_hints(EnqueueOptions)
 
 
 class Call(msgspec.Struct, Generic[R], eq=False, gc=False):

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar
@@ -443,7 +443,9 @@ class RoutingForwarder(Forwarder):
         context = {**(call.options.context or {}), ENGINES_MESSAGE: routed.own}
 
         def named(id: UUID | None) -> Call[Any]:
-            return Call(call.task, call.args, call.kwargs, replace(call.options, context=context, id=id))
+            return Call(
+                call.task, call.args, call.kwargs, msgspec.structs.replace(call.options, context=context, id=id)
+            )
 
         try:
             return await self.app.enqueue_one(named(as_uuid(routed.id)))
