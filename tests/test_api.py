@@ -217,7 +217,7 @@ async def test_delay_and_run_at_say_when_a_job_is_due(app: App, clock: ManualClo
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"priority": 101}, "priority=101 is not a whole number from -100 to 100"),
+        ({"priority": 101}, "priority=101 is outside of -100 … 100"),
         ({"priority": -101}, "priority=-101"),
         ({"priority": 1.5}, "priority=1.5 cannot be used; give a whole number"),
         ({"priority": True}, "priority=True"),

@@ -130,7 +130,12 @@ def _preceded(function: F, check: Callable[[tuple[Any, ...], dict[str, Any]], No
         check(args, kwargs)
         return function(*args, **kwargs)
 
-    return cast(F, wrapper)
+    @functools.wraps(function)
+    async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
+        check(args, kwargs)
+        return await function(*args, **kwargs)
+
+    return cast(F, async_wrapper if inspect.iscoroutinefunction(function) else wrapper)
 
 
 def _called(function: Callable[..., Any]) -> str:

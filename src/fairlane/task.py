@@ -66,9 +66,9 @@ Raised = type[BaseException] | tuple[type[BaseException], ...]
 Progress = Callable[[int, int], None]
 """Called with how many jobs of a bulk have been stored, and how many there are."""
 
+LOWEST_PRIORITY, HIGHEST_PRIORITY = -100, 100
 MOST_ATTEMPTS = 10_000
 BOUNDS = {
-    "priority": (-100, 100, "give one, such as 5"),
     "max_attempts": (1, MOST_ATTEMPTS, "give one"),
     "partition": (0, MOST_PARTITIONS - 1, "give that of a partition"),
 }
@@ -103,6 +103,7 @@ class TaskOptions:
     def checked(self, what: str) -> TaskOptions:
         check_value(what, "backoff", self.backoff, Backoff)
         check_value(what, "executor", self.executor, Literal["thread", "process"])
+        check_value(what, "priority", self.priority, int)
         bounded = {"priority": self.priority, "max_attempts": self.max_attempts}
         check_bounds(what, bounded, ConfigurationError)
         kinds: Any
@@ -123,6 +124,11 @@ def check_bounds(what: str, options: Mapping[str, Any], error: type[FairlaneErro
     for name, (least, most, remedy) in BOUNDS.items():
         if name in options:
             check_whole(f"{what}: {name}", options[name], least, most, remedy, error)
+    priority = options.get("priority", 0)
+    if not LOWEST_PRIORITY <= priority <= HIGHEST_PRIORITY:  # in the words of `store_job`, for producers in SQL
+        raise error(
+            f"{what}: priority={shown(priority)} is outside of {LOWEST_PRIORITY} … {HIGHEST_PRIORITY}; give one inside"
+        )
 
 
 class EnqueueOptions(msgspec.Struct, frozen=True, kw_only=True):
