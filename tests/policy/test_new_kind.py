@@ -26,7 +26,6 @@ class Rest(Limit):
     by: By
 
     kind = "rest"
-    parts = needed = ("after",)
     times = frozenset({"after"})
 
     def __init__(self, after: timedelta | str | float, *, by: str | tuple[str, ...] | None = None) -> None:

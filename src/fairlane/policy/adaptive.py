@@ -80,7 +80,6 @@ class AdaptiveConcurrency(Limit):
     by: By
 
     kind = "adaptive"
-    parts = ("start", "min", "max", "target", "decrease", "smoothing")
     times = frozenset({"target"})
     is_learning = True
     counted = "in flight"
@@ -203,18 +202,14 @@ class AdaptiveConcurrency(Limit):
     def describe(self, where: str) -> str:
         return f"A cap that learns, from {self.min:,} to {self.max:,} at the same time {where}"
 
-    def with_bound(self, bound: float) -> AdaptiveConcurrency:
+    def document_with(self, bound: float) -> dict[str, Any]:
         """With another `max`; the cap goes on moving below it."""
         most = as_whole(bound)
-        changed = {"start": min(self.start, most), "min": min(self.min, most), "max": most}
-        return self.from_document({**self.to_document(), **changed})
+        return {**self.to_document(), "start": min(self.start, most), "min": min(self.min, most), "max": most}
 
     @property
     def least_and_most(self) -> tuple[int, int]:
         return self.min, self.max
-
-    def usual(self) -> dict[str, Any]:
-        return {**AdaptiveConcurrency().to_document(), "start": _clamped(START, self.min, self.max)}
 
 
 def _check_bounds(what: str, start: int | None, least: int, most: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
 import msgspec
@@ -19,7 +19,7 @@ from fairlane.job import NewJob
 from fairlane.parameters import known_options, shown
 from fairlane.policy.gates import Ending, GateState, Reason, Why
 from fairlane.policy.keys import By, Keys, key_words, normalize_by, repr_by, select
-from fairlane.policy.limits import MAX_COUNT, UNBOUNDED, Limit, as_whole, is_whole
+from fairlane.policy.limits import MAX_COUNT, UNBOUNDED, Limit, is_whole
 
 if TYPE_CHECKING:
     from fairlane.policy.policy import Policy
@@ -45,8 +45,6 @@ class Backlog(Limit):
     when_full: WhenFull
 
     kind = "backlog"
-    parts = ("max", "when_full")
-    needed = ("max",)
     is_of_producers = True
     is_rung_by_arrivals = True
     is_held_by_runs = False
@@ -85,15 +83,9 @@ class Backlog(Limit):
         full = "more are refused" if self.when_full == "reject" else "producers are told"
         return f"At most {self.max:,} may wait {where}; beyond that {full}"
 
-    def with_bound(self, bound: float) -> Backlog:
-        return Backlog(as_whole(bound), by=self.by, when_full=self.when_full)
-
     @property
     def counted(self) -> str:
         return f"ready, {self.when_full}"
-
-    def usual(self) -> dict[str, Any]:
-        return {"when_full": "signal"}
 
 
 class FullBacklog(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -22,7 +22,7 @@ from fairlane.errors import InvalidPolicy
 from fairlane.parameters import known_options, shown
 from fairlane.policy.gates import Ending, GateState, Reason, Why
 from fairlane.policy.keys import By, normalize_by, repr_by
-from fairlane.policy.limits import MAX_COUNT, UNBOUNDED, Limit, as_whole, duration_above_zero, is_whole, time_words
+from fairlane.policy.limits import MAX_COUNT, UNBOUNDED, Limit, duration_above_zero, is_whole, time_words
 
 MOST_FAILURES = 100
 """The gate keeps when each of them was claimed."""
@@ -75,7 +75,6 @@ class Breaker(Limit):
     by: By
 
     kind = "breaker"
-    parts = ("failures", "within", "cooldown", "probes")
     times = frozenset({"within", "cooldown"})
     is_learning = True
     is_held_by_runs = False
@@ -215,12 +214,6 @@ class Breaker(Limit):
 
     def describe(self, where: str) -> str:
         return f"Stops {where} after {self.failures} failures in a row; probes again after {time_words(self.cooldown)}"
-
-    def with_bound(self, bound: float) -> Breaker:
-        return self.from_document({**self.to_document(), "failures": as_whole(bound)})
-
-    def usual(self) -> dict[str, Any]:
-        return Breaker().to_document()
 
 
 def _not_ahead(state: State, now: Instant) -> State:
