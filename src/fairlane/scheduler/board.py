@@ -45,34 +45,14 @@ LEAST_CHARGE = 1e-6
 RECHECK = 100_000
 """Microseconds after which room that a woken lane has not used is offered again."""
 
+Entry = tuple[Any, ...]
+"""What a list of pieces is ordered by, and last the piece or its id."""
+
 IDLE, READY, PARKED = int(Standing.IDLE), int(Standing.READY), int(Standing.PARKED)
 
 
 class Gate(GateState):
     """One limit for one key. It stays in memory; what concerns one claim alone is begun anew with each."""
-
-    __slots__ = (
-        "alarm",
-        "awake",
-        "before",
-        "bound",
-        "denied",
-        "dirty",
-        "given_by",
-        "id",
-        "is_of_queue",
-        "is_resident",
-        "key",
-        "known",
-        "limit",
-        "name",
-        "planned",
-        "shared",
-        "smooth",
-        "value",
-        "waited",
-        "wake_at",
-    )
 
     def __init__(self, row: GateRow, bound: BoundLimit, limit: Limit) -> None:
         super().__init__(row.in_flight, row.tat, _decoded(row.memo), row.waiting)
@@ -211,29 +191,6 @@ class Lane:
     """One lane. `heads` are its first ready jobs that are known and not started: every one from its floor to the last
     of them."""
 
-    __slots__ = (
-        "dirty",
-        "entry",
-        "exhausted",
-        "floor",
-        "flow",
-        "gate",
-        "gates",
-        "head",
-        "heads",
-        "id",
-        "in_flight",
-        "keys",
-        "next_head",
-        "passes",
-        "priority",
-        "rank",
-        "ready",
-        "standing",
-        "tag",
-        "was",
-    )
-
     def __init__(self, row: LaneRow, flow: Flow) -> None:
         self.id = row.id
         self.flow = flow
@@ -242,8 +199,8 @@ class Lane:
         self.passes: list[tuple[bytes, BoundLimit]] | None = None
         self.gates: list[Gate] | None = None
         """The keyed gates that its jobs pass, where they are known."""
-        self.entry: tuple[int, bytes | None, tuple[Any, ...]] | None = None
-        """Where an index has it: its standing, whose list it is in, and its place there."""
+        self.entry: tuple[list[Entry], Entry] | None = None
+        """The list that has it, and its place there."""
         self.next_head = 0
         self.take_over(row)
         self.begin()
@@ -320,38 +277,12 @@ class Flow:
     Up to the order `reach` every ready lane is among them; beyond it there may be one that goes before these.
     """
 
-    __slots__ = (
-        "cost",
-        "debt",
-        "dirty",
-        "entry",
-        "gate",
-        "given_by",
-        "id",
-        "key",
-        "known",
-        "lanes",
-        "loaded",
-        "open",
-        "opened",
-        "own_weight",
-        "queued",
-        "reach",
-        "ready",
-        "shut",
-        "standing",
-        "tie",
-        "used",
-        "vtime",
-        "weight",
-    )
-
     def __init__(self, row: FlowRow, weight: float) -> None:
         self.id = row.id
         self.key = row.key
-        self.entry: tuple[int, bytes | None, tuple[Any, ...]] | None = None
-        """Where an index has it: its standing, the gate in whose list it is, and its place there."""
-        self.ready: list[tuple[int, bytes, Lane]] = []
+        self.entry: tuple[list[Entry], Entry] | None = None
+        """The list that has it, and its place there."""
+        self.ready: list[Entry] = []
         """Its ready lanes in memory, by order, as they were when the claim began: all of them, if they are `opened`."""
         self.used = 0
         """The last change of the board that it had a part in."""
@@ -676,22 +607,6 @@ def deal(room: int, taken: list[int]) -> list[int]:
 
 class SharedGate(GateState):
     """What all queues share of one limit for one key, being worked on."""
-
-    __slots__ = (
-        "before",
-        "contenders",
-        "declared",
-        "dirty",
-        "id",
-        "is_known",
-        "key",
-        "limit",
-        "name",
-        "queue",
-        "taken",
-        "value",
-        "was_rung",
-    )
 
     def __init__(self, row: SharedGateRow, declared: Limit, queue: str, limit: Limit | None = None) -> None:
         self.id = row.id

@@ -534,8 +534,8 @@ class Working:
             if lane.flow.loaded >= lane.flow.open:
                 continue  # there are no others
             assert lane.entry is not None
-            rank, head, _ = lane.entry[2]
-            if (order := order_of(rank, head)) > lane.flow.reach:
+            order: int = lane.entry[1][0]  # as it was when the claim began
+            if order > lane.flow.reach:
                 lane.flow.reach = order
 
     def _load_heads(self, lanes: list[Lane], counts: list[int]) -> Generator[Ask, Supply, None]:

@@ -9,11 +9,12 @@ held; what the tables say of those is ignored.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Generator, Hashable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
 from math import inf
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -22,7 +23,7 @@ from msgspec.structs import astuple
 from fairlane.clock import Instant
 from fairlane.policy.overrides import NO_OVERRIDES
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.board import IDLE, PARKED, READY, Flow, Gate, Lane, gate_of, order_of
+from fairlane.scheduler.board import IDLE, PARKED, READY, Entry, Flow, Gate, Lane, gate_of
 from fairlane.scheduler.journal import Delta, Mark
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.snapshot import (
@@ -54,6 +55,8 @@ ALARMS_AT_ONCE = 1_000
 BEGINNING = (-inf, 0)
 END = (inf, 0)
 EVER = 1 << 62
+FEW = 16
+"""One in so many is found and moved by itself. If it is more, the whole list is put in order at once."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -83,10 +86,12 @@ class ResidentBoard:
         """Flows, lanes and gates that differ from the tables, each with the last change that touched it."""
         self.looked_at = 0
         """Pieces that plans were given."""
-        self._ready = Ordered()
-        self._alarms = Ordered()
-        self._parked_lanes: OrderedByPlace[bytes | None] = OrderedByPlace()
-        self._parked_flows: OrderedByPlace[bytes | None] = OrderedByPlace()
+        # Plain lists, kept in order: for tens of thousands of entries that costs less than any tree in Python.
+        self._ready: list[Entry] = []
+        self._alarms: list[Entry] = []
+        self._parked_lanes: defaultdict[bytes | None, list[Entry]] = defaultdict(list)
+        self._parked_flows: defaultdict[bytes | None, list[Entry]] = defaultdict(list)
+        self._parked = self._parked_lanes, self._parked_flows
         self.is_whole = is_whole
         """Everything that is stored of the queue is here."""
         self._complete: tuple[float, int] = END if is_whole else BEGINNING
@@ -134,7 +139,7 @@ class ResidentBoard:
             )
             if ask.is_of_board:
                 self.adopt((yield ask), ask)
-        due = [self.gates[gate] for gate in self._alarms.before((events.now + 1,), count)]
+        due = [self.gates[gate] for at, gate in self._alarms[:count] if at <= events.now]
         due += [self.gates[gate] for gate in events.rung if gate in self.gates]
         found_lanes = [self.lanes[lane] for lane in named if lane in self.lanes]
         scan = yield from self._scan(cursor, count)
@@ -169,15 +174,15 @@ class ResidentBoard:
         for flow in plan.flows:
             flow.used = flows[flow.id] = seq
             flow.opened = flow.open
-            entry = flow.entry
-            if flow.standing != READY or entry is None or entry[0] != READY:
+            entry, place = flow.entry, (flow.vtime, flow.tie, flow.id)
+            if flow.standing != READY or entry is None or entry[0] is not self._ready:
                 self._place_flow(flow)
-            elif entry[2][0] != flow.vtime or entry[2][1] != flow.tie:
+            elif entry[1] != place:
                 # Most of those that it touched have had their turn: they are moved together.
-                gone.append(entry[2])
-                moved.append(place := (flow.vtime, flow.tie, flow.id))
-                flow.entry = (READY, None, place)
-        self._ready.move(gone, moved)
+                gone.append(entry[1])
+                moved.append(place)
+                flow.entry = (self._ready, place)
+        self._move_ready(gone, moved)
         for lane in plan.lanes:
             lanes[lane.id] = seq
             self._place_lane(lane)
@@ -187,7 +192,7 @@ class ResidentBoard:
 
     def next_alarm(self) -> Instant | None:
         """When a gate has to be looked at, or more alarms have to be looked up."""
-        least = self._alarms.least()
+        least = self._alarms[0] if self._alarms else None
         if self._alarmed < EVER and (least is None or least[0] > self._alarmed):
             return None if self._alarmed < 0 else self._alarmed
         return None if least is None else least[0]
@@ -291,8 +296,8 @@ class ResidentBoard:
 
     def changed_flows_before(self, since: tuple[float, int], until: tuple[float, int]) -> int:
         """How many ready flows that have changed have their turn between these."""
-        entries = self._ready.entries_since(since, len(self.flows))
-        return sum(entry[:2] < until and entry[2] in self.changed[0] for entry in entries)
+        entries = self._ready[bisect_left(self._ready, since) : bisect_left(self._ready, until)]
+        return sum(entry[2] in self.changed[0] for entry in entries)
 
     # What the plan asks for.
 
@@ -305,8 +310,8 @@ class ResidentBoard:
         lanes = [lane for flow, count in wanted.ready for _, _, lane in self.flows[flow].ready[:count]]
         flows = [self.flows[flow] for flow in wanted.flows if flow in self.flows]
         for gate, count in wanted.parked:
-            lanes += [self.lanes[lane] for lane in self._parked_lanes.first(gate, count)]
-            flows += [self.flows[flow] for flow in self._parked_flows.first(gate, count)]
+            lanes += [self.lanes[entry[-1]] for entry in self._parked_lanes.get(gate, ())[:count]]
+            flows += [self.flows[entry[-1]] for entry in self._parked_flows.get(gate, ())[:count]]
         scan = Scan()
         if wanted.scan is not None:
             vtime, tie, count = wanted.scan
@@ -327,7 +332,8 @@ class ResidentBoard:
             parked=[
                 (gate, count)
                 for gate, count in wanted.parked
-                if self._parked_lanes.count(gate) + self._parked_flows.count(gate) < self.gates[gate].waited
+                if len(self._parked_lanes.get(gate, ())) + len(self._parked_flows.get(gate, ()))
+                < self.gates[gate].waited
             ],
             heads=heads,
             shared=shared,
@@ -341,7 +347,7 @@ class ResidentBoard:
 
     def _scan_of_tables(self, since: tuple[float, int], count: int) -> tuple[float, int, int] | None:
         """From where on the tables are to be scanned too; `None`: memory has enough."""
-        entries = self._ready.entries_since(since, count)
+        entries = self._ready_since(since, count)
         if self._complete == END or (len(entries) == count and entries[-1][:2] < self._complete):
             return None
         return (*max(since, self._complete), count)
@@ -351,7 +357,7 @@ class ResidentBoard:
         if (scan := self._scan_of_tables(since, count)) is not None:
             ask = Ask(scan=scan, but_not=self._known_better())
             self.adopt((yield ask), ask)
-        entries = self._ready.entries_since(since, count)
+        entries = self._ready_since(since, count)
         flows = [self.flows[entry[-1]] for entry in entries]
         lacking = [(flow.id, LANES_PER_FLOW) for flow in flows if flow.lacks_lanes and not self.is_whole]
         if lacking:
@@ -389,70 +395,46 @@ class ResidentBoard:
 
     def _place_flow(self, flow: Flow) -> None:
         self.flows[flow.id] = flow
-        standing = flow.standing
-        entry = flow.entry
-        if standing == READY:
-            if entry is not None:
-                if entry[0] == READY and entry[2][1] == flow.tie and entry[2][0] == flow.vtime:
-                    return
-                self._unplace_flow(flow)
-            place = (flow.vtime, flow.tie, flow.id)
-            self._ready.put(place)
-            flow.entry = (READY, None, place)
-            return
-        if entry is not None:
-            self._unplace_flow(flow)
-        if standing == PARKED:
-            place = (flow.vtime, flow.tie, flow.id)
-            self._parked_flows.put(flow.gate, place)
-            flow.entry = (PARKED, flow.gate, place)
-
-    def _unplace_flow(self, flow: Flow) -> None:
-        if flow.entry is not None:
-            standing, gate, place = flow.entry
-            if standing == READY:
-                self._ready.drop(place)
-            else:
-                self._parked_flows.drop(gate, place)
-            flow.entry = None
+        entries = None
+        if flow.standing != IDLE:
+            entries = self._ready if flow.standing == READY else self._parked_flows[flow.gate]
+        _place(flow, entries, (flow.vtime, flow.tie, flow.id))
 
     def _place_lane(self, lane: Lane) -> None:
         self.lanes[lane.id] = lane
-        standing, entry = lane.standing, lane.entry
-        if standing == READY:
-            place = (lane.rank, lane.head, lane.id)
-            if entry is not None:
-                if entry[0] == READY and entry[2] == place:
-                    return
-                self._unplace_lane(lane)
-            insort(lane.flow.ready, (order_of(lane.rank, lane.head), lane.id, lane))
-            lane.entry = (READY, None, place)
-            return
-        if entry is not None:
-            self._unplace_lane(lane)
-        if standing == PARKED:
-            parked = (lane.tag, lane.head, lane.id)
-            self._parked_lanes.put(lane.gate, parked)
-            lane.entry = (PARKED, lane.gate, parked)
+        if lane.standing == READY:
+            _place(lane, lane.flow.ready, (lane.order, lane.id, lane))
+        elif lane.standing == PARKED:
+            _place(lane, self._parked_lanes[lane.gate], (lane.tag, lane.head, lane.id))
+        else:
+            _place(lane, None, ())
 
-    def _unplace_lane(self, lane: Lane) -> None:
-        if lane.entry is not None:
-            standing, gate, place = lane.entry
-            if standing == READY:
-                ready = lane.flow.ready
-                del ready[bisect_left(ready, (order_of(place[0], place[1]), lane.id))]
-            else:
-                self._parked_lanes.drop(gate, place)
-            lane.entry = None
+    def _ready_since(self, bound: tuple[float, int], count: int) -> list[Entry]:
+        """The first `count` ready flows at or after a bound."""
+        start = bisect_left(self._ready, bound)
+        return self._ready[start : start + count]
+
+    def _move_ready(self, gone: list[Entry], put: list[Entry]) -> None:
+        if len(gone) * FEW < len(self._ready):
+            for entry in gone:
+                _drop(self._ready, entry)
+            for entry in put:
+                insort(self._ready, entry)
+            return
+        left = set(gone)
+        # In place: flows know the list that they are in.
+        self._ready[:] = [entry for entry in self._ready if entry not in left]
+        self._ready += put
+        self._ready.sort()
 
     def _place_gate(self, gate: Gate) -> None:
         self.gates[gate.id] = gate
         gate.is_resident = not gate.bound.is_shared
         if gate.alarm != gate.wake_at:
             if gate.alarm is not None:
-                self._alarms.drop((gate.alarm, gate.id))
+                _drop(self._alarms, (gate.alarm, gate.id))
             if gate.wake_at is not None:
-                self._alarms.put((gate.wake_at, gate.id))
+                insort(self._alarms, (gate.wake_at, gate.id))
             gate.alarm = gate.wake_at
 
     def _replace_gate(self, row: GateRow) -> None:
@@ -466,14 +448,17 @@ class ResidentBoard:
         if gate is not None:
             gate.is_resident = False
             if gate.alarm is not None:
-                self._alarms.drop((gate.alarm, gate_id))
+                _drop(self._alarms, (gate.alarm, gate_id))
+        for parked in self._parked:
+            if not parked.get(gate_id, True):
+                del parked[gate_id]
 
     def _drop_flow(self, flow: Flow) -> None:
-        self._unplace_flow(flow)
+        _place(flow, None, ())
         del self.flows[flow.id]
 
     def _drop_lane(self, lane: Lane) -> None:
-        self._unplace_lane(lane)
+        _place(lane, None, ())
         del self.lanes[lane.id]
 
     # Bounds.
@@ -489,7 +474,7 @@ class ResidentBoard:
 
     def _forget_flows(self, most: int) -> None:
         changed_flows, changed_lanes, _ = self.changed
-        kept = {entry[-1] for entry in self._ready.entries_since(BEGINNING, most // 2)}
+        kept = {entry[-1] for entry in self._ready[: most // 2]}
         kept.update(changed_flows)
         kept.update(self.lanes[each].flow.id for each in changed_lanes)
         others = sorted((flow for flow in self.flows.values() if flow.id not in kept), key=attrgetter("used"))
@@ -501,8 +486,8 @@ class ResidentBoard:
         for lane in [lane for lane in self.lanes.values() if lane.flow.id in left]:
             self._drop_lane(lane)
         for flow in gone:
-            if flow.entry is not None and flow.entry[0] == READY:
-                self._complete = min(self._complete, flow.entry[2][:2])
+            if flow.entry is not None and flow.entry[0] is self._ready:
+                self._complete = min(self._complete, flow.entry[1][:2])
             self._drop_flow(flow)
 
     def _forget_lanes(self, most: int) -> None:
@@ -524,90 +509,21 @@ class ResidentBoard:
             self._drop_gate(gate.id)
 
 
-Entry = tuple[Any, ...]
-"""What it is ordered by, and last the id."""
-
-FEW = 16
-"""One in so many is found and moved by itself. If it is more, the whole list is put in order at once."""
-
-Place = TypeVar("Place", bound=Hashable)
-
-
-class Ordered:
-    """Entries in order."""
-
-    __slots__ = ("_entries",)
-
-    def __init__(self) -> None:
-        # One list, moved in memory: for tens of thousands of entries that costs less than any tree in Python.
-        self._entries: list[Entry] = []
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def put(self, entry: Entry) -> None:
-        self._entries.insert(bisect_left(self._entries, entry), entry)
-
-    def drop(self, entry: Entry) -> None:
-        del self._entries[bisect_left(self._entries, entry)]
-
-    def move(self, gone: list[Entry], put: list[Entry]) -> None:
-        """Drop some and put others."""
-        if len(gone) * FEW < len(self._entries):
-            for entry in gone:
-                self.drop(entry)
-            for entry in put:
-                self.put(entry)
+def _place(piece: Flow | Lane, entries: list[Entry] | None, entry: Entry) -> None:
+    """Have a flow or a lane in this list, or in none, and in no other one."""
+    if piece.entry is not None:
+        known, place = piece.entry
+        if known is entries and place == entry:
             return
-        left = set(gone)
-        self._entries = [entry for entry in self._entries if entry not in left]
-        self._entries += put
-        self._entries.sort()
-
-    def least(self) -> Entry | None:
-        return self._entries[0] if self._entries else None
-
-    def first(self, count: int) -> list[Any]:
-        """The ids of the first `count`."""
-        return [entry[-1] for entry in self._entries[:count]]
-
-    def entries_since(self, bound: Entry, count: int) -> list[Entry]:
-        """The first `count` at or after a bound."""
-        start = bisect_left(self._entries, bound)
-        return self._entries[start : start + count]
-
-    def before(self, bound: Entry, count: int) -> list[Any]:
-        """The ids of the first `count`, as far as they lie before a bound."""
-        return [entry[-1] for entry in self._entries[: min(count, bisect_left(self._entries, bound))]]
+        _drop(known, place)
+    piece.entry = None
+    if entries is not None:
+        insort(entries, entry)
+        piece.entry = (entries, entry)
 
 
-class OrderedByPlace(Generic[Place]):
-    """A list of ordered entries for each place."""
-
-    __slots__ = ("_places",)
-
-    def __init__(self) -> None:
-        self._places: dict[Place, Ordered] = {}
-
-    def put(self, place: Place, entry: Entry) -> None:
-        ordered = self._places.get(place)
-        if ordered is None:
-            ordered = self._places[place] = Ordered()
-        ordered.put(entry)
-
-    def drop(self, place: Place, entry: Entry) -> None:
-        ordered = self._places[place]
-        ordered.drop(entry)
-        if not len(ordered):
-            del self._places[place]
-
-    def first(self, place: Place, count: int) -> list[Any]:
-        ordered = self._places.get(place)
-        return [] if ordered is None else ordered.first(count)
-
-    def count(self, place: Place) -> int:
-        ordered = self._places.get(place)
-        return 0 if ordered is None else len(ordered)
+def _drop(entries: list[Entry], entry: Entry) -> None:
+    del entries[bisect_left(entries, entry)]
 
 
 def upcoming(
