@@ -18,7 +18,7 @@ from fairlane.errors import InvalidPolicy
 from fairlane.job import NewJob
 from fairlane.parameters import known_options, shown
 from fairlane.policy.gates import Ending, GateState, Reason, Why
-from fairlane.policy.keys import By, Keys, key_words, normalize_by, repr_by, select
+from fairlane.policy.keys import By, Keys, key_words, normalize_by, repr_by
 from fairlane.policy.limits import MAX_COUNT, UNBOUNDED, Limit, is_whole
 
 if TYPE_CHECKING:
@@ -119,8 +119,7 @@ class Verdicts(msgspec.Struct, frozen=True):
 def backlogs_of(policy: Policy, priority: int, keys: Keys) -> Joined:
     """The backlogs that a job of these keys joins when it is ready, as operators have them."""
     found: Joined = {}
-    for gate_id, bound in policy.backlog_gates(priority, keys):
-        values = select(bound.limit.by, keys, priority)
+    for gate_id, bound, values in policy.backlog_gates(priority, keys):
         limit = policy.limit_at(bound, values)
         # A policy that is suspended holds nobody back, and no producer either.
         if isinstance(limit, Backlog):
@@ -143,7 +142,7 @@ def joined_by(policy: Policy, jobs: Iterable[NewJob]) -> dict[UUID, Joined]:
 def add_bells(policy: Policy, counts: dict[bytes, int], bells: Iterable[tuple[int, Keys, int]]) -> dict[bytes, int]:
     """How many wait at these gates, with bells (priority, keys, count) that are not folded yet."""
     for priority, keys, count in bells:
-        for gate_id, _ in policy.backlog_gates(priority, keys):
+        for gate_id, *_ in policy.backlog_gates(priority, keys):
             if gate_id in counts:
                 counts[gate_id] += count
     return {gate_id: max(0, count) for gate_id, count in counts.items()}

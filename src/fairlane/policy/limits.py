@@ -336,7 +336,8 @@ class Obstacle(Limit):
         return False
 
     def why(self, gate: GateState, now: Instant) -> Why:
-        return Why(self.reason, 0, 0)
+        words = "its key moves to another partition of the queue, and starts there"
+        return Why(self.reason, 0, 0, words if self.reason is Reason.MOVING else "")
 
     def describe(self, where: str) -> str:
         what = "a pause" if self.reason is Reason.PAUSED else "a move to another partition"

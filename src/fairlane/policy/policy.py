@@ -92,6 +92,9 @@ class BoundLimit:
         return self.limit.with_bound(value).room_at(AT_REST, 0) <= 0
 
 
+Place = tuple[bytes, BoundLimit, tuple[str | None, ...]]
+"""A gate by its id, with its limit and the values of its key."""
+
 _MOVING = BoundLimit(MOVING, Obstacle(Reason.MOVING), Level.LANE)
 
 
@@ -420,20 +423,30 @@ class Policy:
         limits = tuple(in_force.get(limit.name, limit) if limit.name else limit for limit in self.limits)
         return self if limits == self.limits else replace(self, limits=limits)
 
-    def sequence_gate(self, priority: int, keys: Keys) -> tuple[bytes, BoundLimit] | None:
+    def sequence_gate(self, priority: int, keys: Keys) -> Place | None:
         """Where the jobs of a lane wait for one another, if they run in sequence."""
-        if self.sequence is None:
-            return None
-        return self.gate_of(self.sequence, select(self.sequence.limit.by, keys, priority)), self.sequence
+        return None if self.sequence is None else self._place(self.sequence, priority, keys)
+
+    def _place(self, bound: BoundLimit, priority: int, keys: Keys) -> Place:
+        key = select(bound.limit.by, keys, priority)
+        return self.gate_of(bound, key), bound, key
 
     @cached_property
     def backlogs(self) -> tuple[BoundLimit, ...]:
         """The limits that count who waits."""
         return tuple(bound for bound in self.bound if bound.limit.is_of_producers)
 
-    def backlog_gates(self, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
+    def backlog_gates(self, priority: int, keys: Keys) -> list[Place]:
         """Where the ready jobs of a lane are counted."""
-        return [(self.gate_of(b, select(b.limit.by, keys, priority)), b) for b in self.backlogs]
+        return [self._place(bound, priority, keys) for bound in self.backlogs]
+
+    @cached_property
+    def _rung(self) -> tuple[BoundLimit, ...]:
+        return tuple(bound for bound in self.bound if bound.limit.is_rung_by_arrivals)
+
+    def rung_gates(self, priority: int, keys: Keys, *, resumed: bool) -> list[Place]:
+        """Gates that jobs change when they become ready, or (`resumed`) keep their place no more."""
+        return [self._place(b, priority, keys) for b in self._rung if resumed or b.limit.is_of_producers]
 
     @cached_property
     def fair_by(self) -> By:

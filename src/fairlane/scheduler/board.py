@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from fairlane.clock import Instant
 from fairlane.policy.gates import GateState
-from fairlane.policy.keys import Keys, gate_id, select, shared_gate_id
+from fairlane.policy.keys import gate_id, select, shared_gate_id
 from fairlane.policy.limits import PLANNED_AHEAD, Limit, Rate
 from fairlane.policy.policy import BoundLimit, Level, Policy
 from fairlane.scheduler.snapshot import (
@@ -545,16 +545,6 @@ class Board:
                 for gate_id, bound in self.passes(lane)
             ]
         return lane.gates
-
-    def sequence_gate(self, priority: int, keys: Keys) -> Gate | None:
-        """The gate at which the jobs of a lane wait for one another, if they run in sequence."""
-        found = self.policy.sequence_gate(priority, keys)
-        return None if found is None else self.gate(*found, select(found[1].limit.by, keys, priority))
-
-    def backlog_gates(self, priority: int, keys: Keys) -> list[Gate]:
-        """Where the ready jobs of a lane are counted."""
-        found = self.policy.backlog_gates(priority, keys)
-        return [self.gate(gate_id, bound, select(bound.limit.by, keys, priority)) for gate_id, bound in found]
 
     def queue_gates(self) -> list[Gate]:
         """The gates of the whole queue. Asked for once the store has told of them."""

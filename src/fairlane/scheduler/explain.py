@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from fairlane.clock import SECOND, Instant, lasting
 from fairlane.job import SUSPECT_FROM, State
-from fairlane.policy.gates import Origin, Reason, Why
+from fairlane.policy.gates import Origin, Reason
 from fairlane.policy.keys import key_words, lane_id, select
 from fairlane.policy.overrides import Override
 from fairlane.policy.partitions import whole_of
@@ -132,18 +132,23 @@ class Holder(msgspec.Struct, frozen=True):
     """Its lease is over: its worker is gone, and nobody has taken it back."""
 
 
-class Shut(msgspec.Struct, frozen=True):
-    """A gate without room."""
+class Hold(msgspec.Struct, frozen=True):
+    """One reason."""
 
-    key: tuple[str | None, ...]
-    limit: str
-    why: Why
-    opens_at: Instant | None
-    """When it opens by itself; `None`: not by time."""
-    origin: Origin
-    """Where its number came from."""
+    reason: Reason
     words: str
-    """The limit in force, as one would write it in Python."""
+    limit: str | None = None
+    key: dict[str, str | None] = {}
+    used: float | None = None
+    bound: float | None = None
+    until: Instant | None = None
+    """When it ends by itself; `None`: not by time."""
+    holders: list[Holder] = []
+    override: Override | None = None
+    """What an operator has changed, if that is what holds it or sets the bound."""
+    count: int | None = None
+    origin: Origin | None = None
+    """Where the bound came from."""
 
 
 class Examined(msgspec.Struct, frozen=True):
@@ -151,7 +156,8 @@ class Examined(msgspec.Struct, frozen=True):
 
     lane: LaneRow | None
     flow: FlowRow | None
-    shut: list[Shut]
+    shut: list[Hold]
+    """The gates without room, without the jobs that hold them."""
     full: tuple[bytes, ...]
     """Those of them that count what runs; of shared ones the shared half."""
     gates: dict[bytes, Passed]
@@ -201,25 +207,6 @@ class Facts(msgspec.Struct, frozen=True):
     """Ready jobs before its position in other lanes of its flow, up to `COUNTED_BESIDE` each."""
 
 
-class Hold(msgspec.Struct, frozen=True):
-    """One reason."""
-
-    reason: Reason
-    words: str
-    limit: str | None = None
-    key: dict[str, str | None] = {}
-    used: float | None = None
-    bound: float | None = None
-    until: Instant | None = None
-    """When it ends by itself; `None`: not by time."""
-    holders: list[Holder] = []
-    override: Override | None = None
-    """What an operator has changed, if that is what holds it or sets the bound."""
-    count: int | None = None
-    origin: Origin | None = None
-    """Where the bound came from."""
-
-
 class Explanation(msgspec.Struct, frozen=True):
     """Everything that holds a job, a key or a queue."""
 
@@ -261,15 +248,13 @@ def _ask_gates(working: Working, snapshot: Snapshot, subject: Subject) -> Genera
     gates = [(board.gate(*each), each[2]) for each in named]
     if board.has_unknown_shared():
         yield Ask()
-    shut: list[Shut] = []
+    shut: list[Hold] = []
     full = []
     for gate, values in gates:
         if gate.room(now) <= 0:
             if gate.bound.limit.counts_in_flight:
                 full.append((gate.shared or gate).id)
-            why = gate.limit.why(gate.shared or gate, now)
-            origin = origin_at(policy, gate.bound, values, gate.value)
-            shut.append(Shut(values, gate.bound.name, why, gate.opens_at(now), origin, repr(gate.limit)))
+            shut.append(_hold_of(policy, gate, values, now))
     passed = {gate.id: _passed(gate) for gate, _ in gates}
     arrived = sum(bell.count for bell in snapshot.arrivals)
     examined = Examined(None, None, shut, tuple(full), passed, arrived)
@@ -277,6 +262,25 @@ def _ask_gates(working: Working, snapshot: Snapshot, subject: Subject) -> Genera
         return examined
     examined = replace(examined, lane=lane.row(), flow=lane.flow.row(), turn=board.tag(lane.flow))
     return examined if subject.job is None else (yield from _line_up(working, examined, lane))
+
+
+def _hold_of(policy: Policy, gate: Gate, values: tuple[str | None, ...], now: Instant) -> Hold:
+    name, by, why = gate.bound.name, gate.bound.limit.by, gate.limit.why(gate.shared or gate, now)
+    if why.reason is Reason.PAUSED:
+        return paused(policy.overrides.pauses[by][values], now)
+    if why.reason is Reason.MOVING:
+        return Hold(why.reason, why.words)
+    key = dict(zip(by, values, strict=True))
+    override = policy.overrides.limits.get((name, tuple(sorted(key.items()))))
+    origin = origin_at(policy, gate.bound, values, gate.value)
+    details = f" ({why.words})" if why.words else ""
+    source = origin.words if override is None else f"set by {override.set_by or 'an operator'}"
+    words = (
+        f"{key_words(key) or 'the whole queue'} is at its limit {gate.limit!r}: {why.used:g} of {why.bound:g}{details}"
+        f"{', ' if source else ''}{source}"
+    )
+    until = gate.opens_at(now)
+    return Hold(why.reason, words, name, key, why.used, why.bound, until, override=override, origin=origin)
 
 
 def _passed(gate: Gate) -> Passed:
@@ -376,40 +380,43 @@ def explain(
 ) -> Explanation:
     """Every reason that holds the subject, those that take longest first. `tasks` are those that the app knows,
     `forwarded` the queues that it leaves to an engine, `seen` is how the last minutes of its queue went."""
-    subject = facts.subject
-    running_for = _seconds(facts.now - (subject.claimed_at or 0))
+    subject, now = facts.subject, facts.now
+    at = subject.claimed_at or 0
     if subject.is_published:
         words = (
-            f"has been at the broker for {running_for}, published by dispatcher {subject.worker}, and no worker of the "
-            f"engine has begun it; check that one consumes the engine's queue"
+            f"has been at the broker for {_seconds(now - at)}, published by dispatcher {subject.worker}, and no worker "
+            "of the engine has begun it; check that one consumes the engine's queue"
         )
-        return _told(facts, [Hold(Reason.PUBLISHED, words)], facts.now, None)
-    if subject.state is State.RUNNING and (at := subject.claimed_at or 0) > facts.now:
-        words = f"is next at its rate: worker {subject.worker} starts it in {_seconds(at - facts.now)}"
-        return _told(facts, [Hold(Reason.RATE, words, until=at)], at, at)
+        return _explanation(facts, [Hold(Reason.PUBLISHED, words)], now, None)
+    if subject.state is State.RUNNING and at > now:
+        words = f"is next at its rate: worker {subject.worker} starts it in {_seconds(at - now)}"
+        return _explanation(facts, [Hold(Reason.RATE, words, until=at)], at, at)
     if subject.state is State.RUNNING:
-        words = f"has been running for {running_for} on {subject.worker or 'a worker'}"
+        words = f"has been running for {_seconds(now - at)} on {subject.worker or 'a worker'}"
         if any(each.job == subject.job and each.is_lapsed for each in facts.running):
             words += ", which is gone: once a worker serves the queue, it runs again"
-        return _told(facts, [Hold(Reason.RUNNING, words)], facts.now, facts.now)
+        return _explanation(facts, [Hold(Reason.RUNNING, words)], now, now)
     if subject.state is not None and subject.state.is_final:
-        return _told(facts, [Hold(Reason.ENDED, f"is {subject.state}; it waits for nothing")], None, None)
+        return _explanation(facts, [Hold(Reason.ENDED, f"is {subject.state}; it waits for nothing")], None, None)
+    holds = _outside(facts, tasks, forwarded)
     if facts.is_forced:
-        words = "an operator has forced it to start next: it starts as soon as a slot is free"
-        holds = [*_outside(facts, tasks, forwarded), Hold(Reason.FORCED, words)]
-        earliest = facts.now if facts.service.can_start else None
-        return _told(facts, holds, earliest, earliest)
-    holds = [*_outside(facts, tasks, forwarded), *_scheduled(facts), *_shut(facts)]
+        holds.append(Hold(Reason.FORCED, "an operator has forced it to start next: it starts once a slot is free"))
+        earliest = now if facts.service.can_start else None
+        return _explanation(facts, holds, earliest, earliest)
+    holds += [*_scheduled(facts), *_shut(facts)]
     # Whatever has holders ends when they do.
     stops = [hold for hold in holds if hold.until is None and not hold.holders]
-    earliest = None if stops else max([facts.now, *(hold.until for hold in holds if hold.until is not None)])
+    earliest = None if stops else max([now, *(hold.until for hold in holds if hold.until is not None)])
     if facts.service.unbegun is not None:
         # What is at the broker takes up the queue's limits, and has not begun.
         holds.append(Hold(Reason.PUBLISHED, facts.service.unbegun))
-    holds += [*_given_back(subject), *_queued(facts)]
+    if subject.outcome == "released" and subject.error and not subject.waits_to_run_alone:
+        words = f"was claimed and given back before it ran: {_first_line(subject.error)}"
+        holds.append(Hold(Reason.GIVEN_BACK, words))
+    holds += _queued(facts)
     if not holds and subject.job is not None:
         holds.append(Hold(Reason.SLOT, "could start now: it waits for a free slot of a worker"))
-    return _told(facts, holds, earliest, None if stops else _estimate(facts, earliest, seen))
+    return _explanation(facts, holds, earliest, None if stops else _estimate(facts, earliest, seen))
 
 
 def together(queue: str, parts: Sequence[Explanation]) -> Explanation:
@@ -426,7 +433,7 @@ def together(queue: str, parts: Sequence[Explanation]) -> Explanation:
     )
 
 
-def _told(facts: Facts, holds: list[Hold], earliest: Instant | None, estimate: Instant | None) -> Explanation:
+def _explanation(facts: Facts, holds: list[Hold], earliest: Instant | None, estimate: Instant | None) -> Explanation:
     return Explanation(facts.subject, facts.now, holds, earliest, estimate, facts.next_up)
 
 
@@ -490,52 +497,34 @@ def _scheduled(facts: Facts) -> list[Hold]:
 
 def _shut(facts: Facts) -> list[Hold]:
     holds = []
-    for each in facts.examined.shut:
-        name, why = each.limit, each.why
-        bound = facts.policy.bound_named(name)
-        assert bound is not None
-        key = dict(zip(bound.limit.by, each.key, strict=True))
-        if why.reason is Reason.PAUSED:
-            holds.append(paused(facts.policy.overrides.pauses[bound.limit.by][each.key], facts.now))
-            continue
-        if why.reason is Reason.MOVING:
-            holds.append(Hold(why.reason, "its key moves to another partition of the queue, and starts there"))
-            continue
-        if why.reason is Reason.SEQUENCE:
-            holds += _in_sequence(facts, name, key, why)
-            continue
-        override = facts.policy.overrides.limits.get((name, tuple(sorted(key.items()))))
-        holders = _holders(facts, key) if bound.limit.counts_in_flight else []
-        holds.append(
-            Hold(
-                why.reason,
-                _limit_words(facts, each, key, holders, override),
-                name,
-                key,
-                why.used,
-                why.bound,
-                each.opens_at,
-                holders[:HOLDERS],
-                override,
-                len(holders) or None,
-                each.origin,
-            )
-        )
+    for hold in facts.examined.shut:
+        bound = facts.policy.bound_named(hold.limit or "")
+        if bound is None:
+            holds.append(hold)
+        elif hold.reason is Reason.SEQUENCE:
+            holds += _in_sequence(facts, hold)
+        else:
+            holders = _holders(facts, hold.key) if bound.limit.counts_in_flight else []
+            words = hold.words + _holder_words(holders, facts.now)
+            if hold.until is not None:
+                words += f"; opens in {_seconds(hold.until - facts.now)}"
+            words += _miscount_words(facts, hold)
+            holds.append(replace(hold, words=words, holders=holders[:HOLDERS], count=len(holders) or None))
     return holds
 
 
-def _in_sequence(facts: Facts, name: str, key: Mapping[str, str | None], why: Why) -> list[Hold]:
+def _in_sequence(facts: Facts, hold: Hold) -> list[Hold]:
     """Who is before it. A job that keeps its place itself waits for its time alone."""
-    found = [*_of_key(facts.kept, key), *_holders(facts, key)]
+    found = [*_of_key(facts.kept, hold.key), *_holders(facts, hold.key)]
     holders = [each for each in found if each.job != facts.subject.job]
     if found and not holders:
         return []
     until = max((each.due_at for each in holders if each.due_at is not None), default=None)
-    words = f"the jobs of {key_words(key)} run one after the other{_miscount_words(facts, name, key)}"
+    words = f"the jobs of {key_words(hold.key)} run one after the other{_miscount_words(facts, hold)}"
     for first in holders[:1]:
         does = "has been running for" if first.due_at is None else "runs again in"
         words += f"; job {first.job} ({first.task}) {does} {_seconds(abs(facts.now - first.since))}"
-    return [Hold(why.reason, words, name, dict(key), why.used, why.bound, until, holders[:HOLDERS], count=len(holders))]
+    return [replace(hold, words=words, until=until, holders=holders[:HOLDERS], count=len(holders), origin=None)]
 
 
 def paused(override: Override, now: Instant) -> Hold:
@@ -548,38 +537,20 @@ def paused(override: Override, now: Instant) -> Hold:
     return Hold(Reason.PAUSED, words, key=key, until=override.expires_at, override=override)
 
 
-def _limit_words(
-    facts: Facts,
-    shut: Shut,
-    key: Mapping[str, str | None],
-    holders: list[Holder],
-    override: Override | None,
-) -> str:
-    name, why, opens_at = shut.limit, shut.why, shut.opens_at
-    where = key_words(key) or "the whole queue"
-    text = f"{where} is at its limit {shut.words}: {why.used:g} of {why.bound:g}"
-    if why.words:
-        text += f" ({why.words})"
-    if override is not None:
-        text += f", set by {override.set_by or 'an operator'}"
-    elif shut.origin.words:
-        text += f", {shut.origin.words}"
-    if holders:
-        oldest = facts.now - min(holder.since for holder in holders)
-        text += f"; held by {len(holders)} running job{'s' * (len(holders) > 1)}, the longest for {_seconds(oldest)}"
-        if gone := sum(holder.is_lapsed for holder in holders):
-            text += (
-                f"; of these, {gone} on a worker that is gone: once a worker serves the queue, the place is free again"
-            )
-    if opens_at is not None:
-        text += f"; opens in {_seconds(opens_at - facts.now)}"
-    return text + _miscount_words(facts, name, key)
+def _holder_words(holders: Sequence[Holder], now: Instant) -> str:
+    if not holders:
+        return ""
+    oldest = now - min(holder.since for holder in holders)
+    text = f"; held by {len(holders)} running job{'s' * (len(holders) > 1)}, the longest for {_seconds(oldest)}"
+    if gone := sum(holder.is_lapsed for holder in holders):
+        text += f"; of these, {gone} on a worker that is gone: once a worker serves the queue, the place is free again"
+    return text
 
 
-def _miscount_words(facts: Facts, name: str, key: Mapping[str, str | None]) -> str:
+def _miscount_words(facts: Facts, hold: Hold) -> str:
     """A count that is wrong is no reason to wait for anybody."""
     for each in facts.miscounts:
-        if each.limit == name and each.key == tuple(key.values()):
+        if each.limit == hold.limit and each.key == tuple(hold.key.values()):
             some = "only 1 running job holds it" if each.running == 1 else f"only {each.running} running jobs hold it"
             running = some if each.running else "no running job holds it"
             return f"; {running}, so the count is wrong: a worker of the queue corrects it within two minutes"
@@ -595,12 +566,6 @@ def _holders(facts: Facts, key: Mapping[str, str | None]) -> list[Holder]:
     return sorted(_of_key(facts.running, key), key=lambda each: each.since)
 
 
-def _given_back(subject: Subject) -> list[Hold]:
-    if subject.outcome != "released" or not subject.error or subject.waits_to_run_alone:
-        return []
-    return [Hold(Reason.GIVEN_BACK, f"was claimed and given back before it ran: {_first_line(subject.error)}")]
-
-
 def _first_line(text: str) -> str:
     return text.splitlines()[0]
 
@@ -613,15 +578,12 @@ def _queued(facts: Facts) -> list[Hold]:
     if facts.examined.lane is None:
         holds.append(Hold(Reason.NEW, "no claim has seen it yet"))
     if facts.ahead:
-        noun = "jobs of its lane are" if facts.ahead != 1 else "job of its lane is"
         ahead = _ahead(facts)
         many = f"{ahead:,}" if facts.ahead < COUNTED else f"{COUNTED:,} or more (up to {ahead:,})"
-        holds.append(Hold(Reason.LANE, f"{many} {noun} ahead of it", count=ahead))
+        holds.append(Hold(Reason.LANE, f"jobs ahead of it in its lane: {many}", count=ahead))
     if facts.flows_ahead:
-        noun = "flows have their" if facts.flows_ahead != 1 else "flow has its"
         many = f"{COUNTED:,} or more" if facts.flows_ahead >= COUNTED else f"{facts.flows_ahead:,}"
-        words = f"{many} {noun} turn before its own"
-        holds.append(Hold(Reason.TURN, words, count=facts.flows_ahead))
+        holds.append(Hold(Reason.TURN, f"flows with an earlier turn: {many}", count=facts.flows_ahead))
     return holds
 
 
@@ -702,14 +664,13 @@ def _set_run_times(contest: Contest, facts: Facts) -> None:
     everybody = [facts.now - each.since for each in facts.running]
     of_queue: list[int] = [] if len(everybody) < facts.service.slots else everybody
     own = of_queue
-    for shut in facts.examined.shut:
-        bound = facts.policy.bound_named(shut.limit)
+    for hold in facts.examined.shut:
+        bound = facts.policy.bound_named(hold.limit or "")
         if bound is None or not bound.limit.counts_in_flight:
             continue
-        key = dict(zip(bound.limit.by, shut.key, strict=True))
-        holding = [facts.now - each.since for each in _holders(facts, key)]
+        holding = [facts.now - each.since for each in _holders(facts, hold.key)]
         own = max(own, holding, key=lambda ages: sum(ages) / len(ages) if ages else 0.0)
-        of_queue = of_queue if key else holding
+        of_queue = of_queue if hold.key else holding
     subject = contest.lanes[0].flow
     for flow in {id(lane.flow): lane.flow for lane in contest.lanes}.values():
         flow.run_time = run_time_of(flow.run_time, own if flow is subject else of_queue)

@@ -127,12 +127,8 @@ def settle_debt(board: Board, flow: Flow) -> None:
 
 def rung_gates(policy: Policy, arrivals: Iterable[Arrival]) -> Iterator[bytes]:
     """Gates that arrivals change, whether their lanes are known or not."""
-    if policy.sequence is None and not policy.backlogs:
-        return
     for bell in arrivals:
-        if bell.resumed and (found := policy.sequence_gate(bell.priority, bell.keys)) is not None:
-            yield found[0]
-        for gate_id, _ in policy.backlog_gates(bell.priority, bell.keys):
+        for gate_id, *_ in policy.rung_gates(bell.priority, bell.keys, resumed=bell.resumed > 0):
             yield gate_id
 
 
@@ -142,10 +138,10 @@ def fold_arrivals(board: Board, arrivals: Iterable[Arrival], join_at: float, hea
     Up to so many heads of a lane are learned here, without asking the store: where all its jobs are known.
     """
     for bell in arrivals:
-        if bell.resumed and (gate := board.sequence_gate(bell.priority, bell.keys)) is not None:
+        for place in board.policy.rung_gates(bell.priority, bell.keys, resumed=bell.resumed > 0):
+            gate = board.gate(*place)
             gate.resume(bell.resumed)
-        for backlog in board.backlog_gates(bell.priority, bell.keys) if board.policy.backlogs else ():
-            backlog.arrive(bell.count)
+            gate.arrive(bell.count)
         lane = board.lanes.get(bell.lane)
         if bell.count == 0 and not bell.given:
             continue
