@@ -17,9 +17,9 @@ from fairlane.clock import Instant
 from fairlane.errors import InvalidPolicy
 from fairlane.job import NewJob
 from fairlane.parameters import known_options, shown
-from fairlane.policy.gates import Ending, GateState, Reason, Why
+from fairlane.policy.gates import GateState, Reason, Release, Why
 from fairlane.policy.keys import By, Keys, key_words, normalize_by, repr_by
-from fairlane.policy.limits import MAX_COUNT, UNBOUNDED, Limit, is_whole
+from fairlane.policy.limits import UNBOUNDED, Limit, checked_count
 
 if TYPE_CHECKING:
     from fairlane.policy.policy import Policy
@@ -52,11 +52,9 @@ class Backlog(Limit):
 
     def __init__(self, max: int, *, by: str | tuple[str, ...] | None = None, when_full: WhenFull = "signal") -> None:
         what = f"Backlog({shown(max)})"
-        if not is_whole(max) or not 1 <= max <= MAX_COUNT:
-            raise InvalidPolicy(f"{what}: the maximum is a whole number of waiting jobs, from 1 to {MAX_COUNT:,}")
         if when_full not in ("signal", "reject"):
             raise InvalidPolicy(f"{what}: when_full={shown(when_full)} is unknown; use 'signal' or 'reject'")
-        self._set(max=max, by=normalize_by(what, by), when_full=when_full)
+        self._set(max=checked_count(what, "max", max), by=normalize_by(what, by), when_full=when_full)
 
     def __repr__(self) -> str:
         return f"Backlog({self.max}{repr_by(self.by)}, when_full={self.when_full!r})"
@@ -73,7 +71,7 @@ class Backlog(Limit):
         """What starts waits no more. Below zero until the bell is folded that tells of its arrival."""
         gate.in_flight -= count
 
-    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+    def free(self, gate: GateState, ending: Release, now: Instant, held: int | None, task: str | None) -> bool:
         return False
 
     def why(self, gate: GateState, now: Instant) -> Why:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from inspect import Parameter, signature
 from typing import Any, ClassVar, Self, TypeGuard, TypeVar
 
@@ -25,10 +25,10 @@ from fairlane.parameters import known_options, shown
 from fairlane.policy.gates import (
     AT_REST,
     FROM_JOB,
-    Ending,
     FromJob,
     GateState,
     Reason,
+    Release,
     Source,
     Why,
     from_job,
@@ -134,7 +134,7 @@ class Limit(ABC):
         """The jobs that were taken now start up to `lag` microseconds later: whoever counts their starts must find the
         limit kept. `before` is what `tat` was before them. A claimed job holds its place, started or not."""
 
-    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+    def free(self, gate: GateState, ending: Release, now: Instant, held: int | None, task: str | None) -> bool:
         """Take note of claims of one task that ended; say whether the gate has changed.
 
         `held` is for how long those that never started were held, in microseconds; `None` where another policy had
@@ -332,7 +332,7 @@ class Obstacle(Limit):
 
     def take(self, gate: GateState, now: Instant, count: int) -> None: ...
 
-    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+    def free(self, gate: GateState, ending: Release, now: Instant, held: int | None, task: str | None) -> bool:
         return False
 
     def why(self, gate: GateState, now: Instant) -> Why:
@@ -379,10 +379,11 @@ class Concurrency(Limit):
         what = f"Concurrency({brought or shown(max)})"
         names = normalize_by(what, by)
         named: dict[str, int] = {}
+        checked = partial(checked_count, what, "max", least=0, reason="0 stops its keys")
         if isinstance(max, Mapping) and brought is None:
-            named = named_numbers(what, names, max, lambda number: _checked_max(what, number))
+            named = named_numbers(what, names, max, checked)
         self._set(
-            max=0 if named or brought else _checked_max(what, max),
+            max=0 if named or brought else checked(max),
             by=names,
             named=named,
             from_job=brought,
@@ -407,12 +408,12 @@ class Concurrency(Limit):
         return f"At most {self.max:,} at the same time {where}"
 
 
-def _checked_max(what: str, number: object) -> int:
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise InvalidPolicy(f"{what}: the maximum is a whole number of jobs, not a {type(number).__name__}")
-    if not 0 <= number <= MAX_COUNT:
-        raise InvalidPolicy(f"{what}: the maximum is at least 0 (0 stops its keys) and at most {MAX_COUNT:,}")
-    return number
+def checked_count(what: str, name: str, value: object, least: int = 1, most: int = MAX_COUNT, reason: str = "") -> int:
+    """A number of jobs that a policy was given; `what` and `name` say in errors where it stands."""
+    if not is_whole(value) or not least <= value <= most:
+        because = f": {reason}" if reason else ""
+        raise InvalidPolicy(f"{what}: {name}={shown(value)} is not a whole number from {least:,} to {most:,}{because}")
+    return value
 
 
 @known_options
@@ -471,8 +472,8 @@ class Rate(Limit):
                 f"{what}: burst={shown(burst)} has no meaning in a rolling window, which holds `limit` jobs however "
                 "they come"
             )
-        if burst is not None and (not is_whole(burst) or not 1 <= burst <= MAX_COUNT):
-            raise InvalidPolicy(f"{what}: burst={shown(burst)} is not a whole number from 1 to {MAX_COUNT:,}")
+        if burst is not None:
+            checked_count(what, "burst", burst)
         named: dict[str, float] = {}
         number, interval, allowed = 0.0, 0, burst or 0
         if isinstance(limit, Mapping) and brought is None:
@@ -588,7 +589,7 @@ class Rate(Limit):
             if later > 0:
                 gate.tat += later
 
-    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+    def free(self, gate: GateState, ending: Release, now: Instant, held: int | None, task: str | None) -> bool:
         """Tokens come back for what never started, unless they were never taken here."""
         if not ending.unstarted or held is None:
             return False

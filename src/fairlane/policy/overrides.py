@@ -17,7 +17,7 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, InvalidOverride
 from fairlane.policy.fair import is_weight
-from fairlane.policy.gates import Ending, GateState, Reason, Why
+from fairlane.policy.gates import GateState, Reason, Release, Why
 from fairlane.policy.keys import BUILT_IN, By, key_words
 from fairlane.policy.limits import UNBOUNDED, Limit, Obstacle, is_number
 
@@ -116,7 +116,7 @@ class Suspended(Limit):
     def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
         self._limit.postpone(gate, before, now, lag)
 
-    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+    def free(self, gate: GateState, ending: Release, now: Instant, held: int | None, task: str | None) -> bool:
         return self._limit.free(gate, ending, now, held, task)
 
     def carry_over(self, gate: GateState, now: Instant) -> None:

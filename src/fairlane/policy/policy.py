@@ -42,8 +42,6 @@ PRIORITY_STEP = 60 * SECOND
 LONGEST_STEP = 100 * 366 * 86_400 * SECOND
 WEIGHT = "weight"
 """The name under which a job brings its flow's weight along; limits have a colon in theirs."""
-MOST_LANES = 100_000
-"""Lanes whose gates are remembered."""
 _QUEUE_NAME = re.compile(rf"{NAME}\Z")
 
 
@@ -344,29 +342,12 @@ class Policy:
         return not self._holding or any(bound.is_shared or not bound.limit.is_of_starts for bound in self._holding)
 
     @cached_property
-    def has_rates(self) -> bool:
-        return any(bound.limit.is_of_starts for bound in self.bound)
-
-    @cached_property
     def stops_flows(self) -> bool:
         """Whether anything may hold back a whole flow."""
         return any(b.level is Level.FLOW for b in (*self.keyed_limits, *(b for b, _ in self._keyed_pauses)))
 
     def gate_of(self, bound: BoundLimit, values: tuple[str | None, ...]) -> bytes:
         return gate_id(self.queue, bound.name, values)
-
-    @cached_property
-    def _passes(self) -> dict[bytes, list[tuple[bytes, BoundLimit]]]:
-        return {}
-
-    def passes(self, lane: bytes, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
-        """The same for a lane by its id, worked out once: a lane's keys never change, and claim after claim asks."""
-        found = self._passes.get(lane)
-        if found is None:
-            if len(self._passes) >= MOST_LANES:
-                self._passes.clear()
-            found = self._passes[lane] = self.gates_of(priority, keys)
-        return found
 
     def gates_of(self, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
         """The keyed gates that a lane's jobs pass."""

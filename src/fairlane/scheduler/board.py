@@ -201,7 +201,7 @@ class Lane:
         """The keyed gates that its jobs pass, where they are known."""
         self.entry: tuple[list[Entry], Entry] | None = None
         """The list that has it, and its place there."""
-        self.next_head = 0
+        self.next_head: int = 0
         self.take_over(row)
         self.begin()
 
@@ -526,7 +526,7 @@ class Board:
         """The keyed gates that its jobs pass, by id, with their limits."""
         # Asked for several times in a claim, and always the same.
         if lane.passes is None:
-            lane.passes = self.policy.passes(lane.id, lane.priority, lane.keys)
+            lane.passes = self.policy.gates_of(lane.priority, lane.keys)
         if self.policy.keyed_shared_limits:
             for gate, bound in lane.passes:
                 if bound.is_shared and gate not in self._shared_behind:
@@ -647,7 +647,7 @@ class SharedGate(GateState):
 
     def free(self, release: SharedRelease, now: Instant) -> None:
         """Take note of claims that ended, in whatever queue."""
-        if self.limit.free(self, release, now, max(0, now - release.since), release.task):
+        if self.limit.free(self, release.ending, now, max(0, now - release.since), release.task):
             self.dirty = True
         if self.limit.counts_in_flight:
             ended = release.ended + release.unstarted

@@ -654,7 +654,7 @@ def _sibling(facts: Facts, flow: Contestant, lane: LaneRow, position: float) -> 
     elif not has_head_start and counted < COUNTED_BESIDE:
         ahead = counted
     first = -inf if has_head_start else min(lane.head, position)
-    gates = tuple(gate for gate, _ in policy.passes(lane.id, lane.priority, lane.keys))
+    gates = tuple(gate for gate, _ in policy.gates_of(lane.priority, lane.keys))
     jobs = round(each * lane.ready)
     return Entrants(flow, jobs, gates, first, round(each * ahead), _parked(policy, lane, flow))
 

@@ -108,7 +108,7 @@ class Working:
         self.forced: set[int] = set()
         """Positions of jobs that were started out of turn; the store still names them among the heads of lanes."""
         self.rings: list[Ring] = []
-        self.paces = snapshot.ahead is not None and snapshot.policy.has_rates
+        self.paces = snapshot.ahead is not None and any(each.is_of_starts for each in snapshot.policy.limits)
         """Whoever claims starts jobs at their instants: smooth rates are charged for those."""
         self.ahead = snapshot.ahead or 0
         """How many more may be started that are to wait for theirs."""

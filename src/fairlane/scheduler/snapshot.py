@@ -13,6 +13,7 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant
 from fairlane.policy.gates import GateState
+from fairlane.policy.gates import Release as Release
 from fairlane.policy.limits import PLANNED_AHEAD, Rate
 from fairlane.policy.policy import Policy
 
@@ -139,28 +140,6 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     """Whatever its store finds the job by, if it is a single one and the store knows."""
 
 
-class Release(msgspec.Struct, frozen=True, gc=False):
-    """A bell: claims of a lane ended. What limits look at is said at `Ending`."""
-
-    lane: bytes
-    ended: int
-    ran: int
-    charged: float
-    """What was charged for them at claim time, added up."""
-    unstarted: int
-    refund: float
-    """What was charged for those."""
-    since: Instant = 0
-    failed: int = 0
-    neutral: int = 0
-    latest: Instant = 0
-    kept: int = 0
-    lost: int = 0
-    """Of those that ran, how many were lost: all of them, or none. They ran until their last renewal, as far as anybody
-    knows: for so long they are charged, and it says nothing of how long a run takes."""
-    signal: int | None = None
-
-
 class KeptPlaces(msgspec.Struct, frozen=True, gc=False):
     """Jobs of a lane that have kept their place in a sequence: they will be ready again, and run before all others."""
 
@@ -209,10 +188,12 @@ class SharedRelease(msgspec.Struct, frozen=True, gc=False):
     failed: int
     neutral: int
     latest: Instant
-    kept: int = 0
-    """Sequences are not shared."""
-    signal: int | None = None
-    """Nor are adaptive caps."""
+
+    @property
+    def ending(self) -> Release:
+        """What limits look at. Neither sequences nor adaptive caps are shared."""
+        figures = self.ended, self.ran, 0.0, self.unstarted, 0.0, self.since, self.failed, self.neutral, self.latest
+        return Release(b"", *figures)
 
 
 class Ring(msgspec.Struct, frozen=True, gc=False):
