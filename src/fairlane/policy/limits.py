@@ -67,7 +67,7 @@ class Limit(ABC):
     """A bound with a scope. It keeps its state in gates and changes nothing else.
 
     A kind of limit is one class: it reads and writes its document, says in words what it does and why it holds a job
-    back, and tells simulations and estimates how it goes on. What is said here is true of most kinds.
+    back, and shows simulations and estimates how it goes on. What is said here is true of most kinds.
 
     A limit that is asked in the wrong order does no harm, but must never admit more than it says: `take` follows
     `room_at`, at the same instant, under the same lock.
@@ -91,9 +91,6 @@ class Limit(ABC):
     """Whether its gates change when jobs become ready: see `arrive` and `resume`."""
     is_held_by_runs: ClassVar[bool] = True
     """Whether a running job occupies a place that another job could have."""
-    is_shareable: ClassVar[bool] = False
-    """Whether several queues can share it."""
-
     by: By
     name: str | None = None
     """The name under which several queues share it, with one state. `None`: it belongs to one queue."""
@@ -196,6 +193,11 @@ class Limit(ABC):
         return {**self.to_document(), self.parts()[0]: as_whole(bound)}
 
     # What a policy asks that has several of them.
+
+    @property
+    def is_shareable(self) -> bool:
+        """Whether several queues can share it: its kind may have a name, and it has one number for all keys."""
+        return "name" in signature(type(self)).parameters and self.has_one_number
 
     @property
     def has_one_number(self) -> bool:
@@ -365,7 +367,6 @@ class Concurrency(Limit):
     name: str | None
 
     kind = "concurrency"
-    is_shareable = True
     counted = "in flight"
 
     def __init__(
@@ -446,7 +447,6 @@ class Rate(Limit):
 
     kind = "rate"
     times = frozenset({"per"})
-    is_shareable = True
     is_of_starts = True
     is_held_by_runs = False
     counts_in_flight = False
@@ -716,7 +716,7 @@ def _checked_limit(what: str, limit: object, window: int, rolling: bool) -> floa
     if Fraction(window) / Fraction(str(limit)) > LONGEST_INTERVAL:
         raise InvalidPolicy(f"{what} is less than one job in a hundred years; stop the key instead: fairlane pause")
     if limit > window:
-        raise InvalidPolicy(f"{what}: more than one job a microsecond cannot be told apart from no limit; remove it")
+        raise InvalidPolicy(f"{what}: more than one job a microsecond is no limit at all; remove it")
     return limit
 
 

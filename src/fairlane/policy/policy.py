@@ -123,7 +123,7 @@ class Policy:
             raise InvalidPolicy(f"{what}: fair={shown(self.fair)} is not a fair share; use Fair(by=…)")
         if not isinstance(self.overrides, Overrides):
             raise InvalidPolicy(
-                f"{what}: overrides={shown(self.overrides)} are none; operators set them, leave them out"
+                f"{what}: overrides={shown(self.overrides)} are not Overrides; operators set them, leave them out"
             )
         self._check_sequence(what)
         if self.partition is not None:
@@ -234,13 +234,6 @@ class Policy:
     @cached_property
     def _by_name(self) -> dict[str, BoundLimit]:
         return {bound.name: bound for bound in self.bound}
-
-    @cached_property
-    def plain_limits(self) -> dict[str, BoundLimit]:
-        """By name, the limits that hold for every key of this queue as they are declared."""
-        if self.overrides.limits or self.overrides.suspension:
-            return {}
-        return {bound.name: bound for bound in self.bound if bound.is_the_same_for_all and not bound.is_shared}
 
     def bound_named(self, name: str) -> BoundLimit | None:
         """A limit by the name of its gates. A pause has one too, also when nothing is paused any more."""
@@ -627,9 +620,9 @@ def parse_policy(document: dict[str, Any], source: str) -> Policy:
 
 def _refuse_unknown(document: dict[str, Any], policy: Policy) -> None:
     """A field that nobody reads is a mistake: what would be tried is not what was meant."""
-    # What `policy show --json` says besides.
-    told = {"version", "declared", "overrides", "drift"}
-    unknown = sorted({*document} - {*policy.to_document()} - told)
+    # What `policy show --json` prints besides.
+    printed = {"version", "declared", "overrides", "drift"}
+    unknown = sorted({*document} - {*policy.to_document()} - printed)
     for given, limit in zip(document.get("limits", []), policy.limits, strict=True):
         unknown += [f"{name} (of {given['kind']})" for name in sorted({*given} - {*limit.to_document(), "burst"})]
     if unknown:

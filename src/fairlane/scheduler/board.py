@@ -76,7 +76,7 @@ class Gate(GateState):
         """Take part in another claim."""
         self.shared: SharedGate | None = None
         self.known = 0
-        """How many of those who wait on it the plan has been told of."""
+        """How many of those who wait on it the store has named to the plan."""
         self.before: Instant | None = None
         """What `tat` was before the first start of this claim."""
         self.waited = self.waiting
@@ -493,7 +493,7 @@ class Board:
         return [self.policy.gate_of(bound, tuple(row.key)) for bound, row in bounds if bound is not None]
 
     def unknown_shared(self, gates: Iterable[bytes]) -> tuple[bytes, ...]:
-        """The shared gates behind these and behind those on the board that the store has not told of yet."""
+        """The shared gates behind these and behind those on the board that the store was not asked for yet."""
         wanted = {self._shared_behind[gate] for gate in gates if gate in self._shared_behind}
         wanted.update(shared.id for shared in self.shared.values() if not shared.is_known)
         wanted -= self._asked_shared
@@ -547,7 +547,7 @@ class Board:
         return lane.gates
 
     def queue_gates(self) -> list[Gate]:
-        """The gates of the whole queue. Asked for once the store has told of them."""
+        """The gates of the whole queue. Asked for once the store has named them."""
         if self._queue_gates is None:
             self._queue_gates = [self.gate(gate_id, bound, ()) for gate_id, bound in self.policy.queue_gates]
         return self._queue_gates
@@ -563,9 +563,6 @@ class Board:
 
 def gate_of(policy: Policy, row: GateRow) -> Gate | None:
     """A gate as it is stored. `None`: its limit is no more, or not for this key; such a gate is left alone."""
-    bound = policy.plain_limits.get(row.limit)
-    if bound is not None:
-        return Gate(row, bound, bound.limit)
     bound = policy.bound_named(row.limit)
     limit = None if bound is None else policy.limit_at(bound, tuple(row.key), row.value)
     return None if bound is None or limit is None else Gate(row, bound, limit)
@@ -668,7 +665,7 @@ class SharedGate(GateState):
         self.contenders.pop(self.queue, None)
         for each in list(self.contenders.values()):
             if each.until is not None and each.until <= now:
-                # It did not come. What was rung for it still tells it to look when it does.
+                # It did not come. What was rung for it still makes it look when it does.
                 self._keep(Contender(each.queue, each.taken))
         others = [each for each in self.contenders.values() if each.waits]
         parts = deal(max(0, self.declared.room_at(self, now)), [each.taken for each in others])

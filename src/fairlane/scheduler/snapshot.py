@@ -107,7 +107,7 @@ class GateRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     value: float | None = None
     """The bound that the newest job of its key brought along; `None`: what the policy says."""
     given_by: int = 0
-    """The position that this job had at its enqueue: positions rise, so an older number is told by a lower one."""
+    """The position that this job had at its enqueue: positions rise, so the number with the lower one is older."""
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
@@ -382,7 +382,7 @@ class Plan(msgspec.Struct, frozen=True):
     shared: list[SharedGateRow] = []
     rings: list[Ring] = []
     tally: Tally | None = None
-    """What the claim tells of itself; `None`: nothing happened."""
+    """What the claim did; `None`: nothing happened."""
 
 
 AHEAD = PLANNED_AHEAD
