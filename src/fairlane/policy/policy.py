@@ -31,9 +31,9 @@ from fairlane.policy.overrides import (
     Kind,
     Override,
     Overrides,
-    Suspended,
     pause_name,
     paused_by,
+    suspended,
 )
 from fairlane.policy.partitions import MOVING, Partition, checked_partition, is_crossing
 from fairlane.policy.sequence import Sequence
@@ -262,17 +262,19 @@ class Policy:
         """What holds for one key: the limit as it is declared, with the number that a job has brought along, or as an
         operator has changed it. `None`: it does not name this key.
         """
-        if isinstance(bound.limit, Obstacle) and bound.limit.reason is Reason.PAUSED:
-            return SHUT if values in self.overrides.pauses.get(bound.limit.by, {}) else OPEN
         limit = bound.limit.at(values, value)
-        if limit is None or not limit.is_declared:
-            return limit
+        if limit is None:
+            return None
+        if isinstance(limit, Obstacle):
+            if limit.reason is not Reason.PAUSED:
+                return limit
+            return SHUT if values in self.overrides.pauses.get(limit.by, {}) else OPEN
         if self.overrides.limits:
             scope = tuple(sorted(zip(limit.by, values, strict=True)))
             override = self.overrides.limits.get((bound.name, scope))
             if override is not None and override.value is not None:
                 limit = bound.limit.with_bound(override.value)
-        return Suspended(limit) if self.overrides.suspension and not bound.is_shared else limit
+        return suspended(limit) if self.overrides.suspension and not bound.is_shared else limit
 
     def is_stopped(self, bound: BoundLimit, values: tuple[str | None, ...], value: float | None = None) -> bool:
         """Whether a limit lets nothing of a key start although nothing of it runs: it is paused, or its number is 0."""

@@ -19,6 +19,7 @@ import msgspec
 from fairlane.clock import SECOND, Instant
 from fairlane.policy.gates import GateState
 from fairlane.policy.limits import UNBOUNDED, Concurrency, Limit
+from fairlane.scheduler.journal import MAX_LAG
 from fairlane.scheduler.plan import SIBLINGS
 from fairlane.stats.keys import MINUTE, Minute
 
@@ -103,8 +104,6 @@ def _all_drained(passed: list[tuple[Limit, GateState, int]], now: Instant, turn:
 MOST_STARTS = 2_000
 """Starts that one attempt makes; if they do not suffice, the next one makes them in larger bundles."""
 LARGER = 8
-MOST_LAG = 1_000
-"""How many of its own jobs a flow that waits at gates may fall behind the others."""
 
 
 class Passed(GateState):
@@ -272,7 +271,7 @@ class _Attempt:
         flow = lane.flow
         heappush(flow.lanes, (lane.order, lane.is_subject, self.order, lane))
         if not flow.is_queued:
-            flow.turn = max(flow.turn, self.cursor - MOST_LAG * flow.step * self.bundle)
+            flow.turn = max(flow.turn, self.cursor - MAX_LAG * flow.step * self.bundle)
             self._queue(flow)
 
     def _queue(self, flow: Contestant) -> None:

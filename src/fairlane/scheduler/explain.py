@@ -243,8 +243,7 @@ def _ask_gates(working: Working, snapshot: Snapshot, subject: Subject) -> Genera
     lane = board.lanes.get(subject.lane) if subject.lane is not None else None
     named = _gates(policy, subject)
     if fresh := [gate_id for gate_id, _, _ in named if gate_id not in board.gates]:
-        supply = yield Ask(gates=tuple(fresh))
-        board.add_gates(supply.gates)
+        yield from working.ask(Ask(gates=tuple(fresh)))
     gates = [(board.gate(*each), each[2]) for each in named]
     if board.has_unknown_shared():
         yield Ask()
@@ -293,20 +292,22 @@ def _line_up(working: Working, examined: Examined, lane: Lane) -> Generator[Ask,
     board, policy, flow = working.board, working.policy, lane.flow
     queue = working.snapshot.queue
     crowds = {gate: board.gates[gate].waiting for gate in examined.gates}
-    supply = yield Ask(
-        parked=tuple((gate, RIVALS) for gate, waiting in crowds.items() if waiting),
-        scan=(queue.cursor, queue.cursor_tie, RIVALS) if policy.fair else None,
+    supply = yield from working.ask(
+        Ask(
+            parked=tuple((gate, RIVALS) for gate, waiting in crowds.items() if waiting),
+            scan=(queue.cursor, queue.cursor_tie, RIVALS) if policy.fair else None,
+        )
     )
-    board.add_flows((*supply.flows, *supply.scan.flows))
-    board.add_lanes((*supply.lanes, *supply.scan.lanes))
+    board.add_flows(supply.scan.flows)
+    board.add_lanes(supply.scan.lanes)
     # A flow that waits as a whole comes without its lanes.
     hidden = [each.id for each in board.flows.values() if each is not flow and each.known < min(LANES_EACH, each.open)]
     if hidden:
-        board.add_lanes((yield Ask(ready=tuple((each, LANES_EACH) for each in hidden))).lanes)
+        yield from working.ask(Ask(ready=tuple((each, LANES_EACH) for each in hidden)))
     lanes = [each for each in board.lanes.values() if each is not lane and each.ready > 0]
     passes = {each.id: tuple(gate_id for gate_id, _ in board.passes(each)) for each in lanes}
     if unknown := {gate for ids in passes.values() for gate in ids if gate not in board.gates}:
-        board.add_gates((yield Ask(gates=tuple(sorted(unknown)))).gates)
+        yield from working.ask(Ask(gates=tuple(sorted(unknown))))
     contestants = {each.id: _contestant(board, each) for each in board.flows.values()}
     own, rivals = [], []
     for each in lanes:

@@ -148,6 +148,14 @@ class Working:
         yield from self.serve()
         return self.result()
 
+    def ask(self, ask: Ask) -> Generator[Ask, Supply, Supply]:
+        """Ask for pieces, and put them on the board."""
+        supply = yield ask
+        self.board.add_flows(supply.flows)
+        self.board.add_lanes(supply.lanes)
+        self.board.add_gates(supply.gates)
+        return supply
+
     def fold(self) -> Generator[Ask, Supply, None]:
         board, snapshot = self.board, self.snapshot
         board.add_lanes(snapshot.lanes)
@@ -169,10 +177,7 @@ class Working:
         board.add_shared(snapshot.shared)
         gates += self._unasked(board.own_gates(snapshot.shared))
         if new_flows or gates or board.has_unknown_shared():
-            supply = yield Ask(flows=tuple(sorted(new_flows)), gates=tuple(gates))
-            board.add_flows(supply.flows)
-            board.add_lanes(supply.lanes)
-            board.add_gates(supply.gates)
+            yield from self.ask(Ask(flows=tuple(sorted(new_flows)), gates=tuple(gates)))
         fold_shared(board, snapshot.shared_releases)
         self.vtime = fold_releases(board, snapshot.releases, snapshot.policy_since, self.vtime)
         # Once the corrections are in: a tag that a wrong guess has carried away is no place to join.
@@ -193,9 +198,7 @@ class Working:
         most = ceil(2 * self.want / len(asks)) + 1
         # The store does not know whom this plan has woken: ask for as many more as it has named before.
         spare = SIBLINGS if self.policy.fair else 0
-        supply = yield Ask(parked=tuple((gate.id, min(count, most) + gate.known + spare) for gate, count in asks))
-        self.board.add_flows(supply.flows)
-        self.board.add_lanes(supply.lanes)
+        yield from self.ask(Ask(parked=tuple((gate.id, min(count, most) + gate.known + spare) for gate, count in asks)))
         asleep = sleepers(self.board, {gate.id for gate, _ in asks})
         woken = False
         for gate, count in asks:
@@ -238,7 +241,8 @@ class Working:
             most = min(budget, self.want)
             yield from self._prepare(self._first(most), most)
         while budget > 0 and visits > 0 and not self.is_full:
-            if not self.scan_ended and (not self.heap or self._is_beyond(self.heap[0])):
+            # Flows that the scan has not met may have their turn before the first of those that it has.
+            if not self.scan_ended and (not self.heap or self.heap[0][:2] > self.frontier):
                 yield from self._scan(budget)
                 continue
             if not self.heap:
@@ -265,11 +269,6 @@ class Working:
         self._pass_over()
         is_left = bool(self.heap or not self.scan_ended) and not self.is_spoken_for
         self.left_behind = is_left and (budget > 0 or room > self.want)
-
-    def _is_beyond(self, entry: tuple[float, int, bytes, Flow]) -> bool:
-        """Whether flows that the scan has not met may have their turn before this one."""
-        vtime, tie = self.frontier
-        return entry[0] > vtime or (entry[0] == vtime and entry[1] > tie)
 
     def _paced(self) -> list[Start]:
         """The starts, with the bounds that those have to keep which pass a smooth rate."""
@@ -512,8 +511,7 @@ class Working:
         if partial:
             # The store does not know what this plan has parked: ask for as many more as are on the board already.
             asks = {flow.id: quota[flow.id] + flow.known for flow in partial}
-            supply = yield Ask(ready=tuple(asks.items()))
-            self.board.add_lanes(supply.lanes)
+            supply = yield from self.ask(Ask(ready=tuple(asks.items())))
             self._reach(supply.lanes)
             found = Counter(lane.flow.id for lane in supply.lanes)
             for flow in partial:
@@ -558,8 +556,8 @@ class Working:
             asks = []
         if not asks and not gates:
             return
-        supply = yield Ask(gates=tuple(gates), heads=tuple((lane.id, lane.after_heads, n) for lane, n in asks))
-        self.board.add_gates(supply.gates)
+        heads = tuple((lane.id, lane.after_heads, n) for lane, n in asks)
+        supply = yield from self.ask(Ask(gates=tuple(gates), heads=heads))
         for lane, count in asks:
             found = supply.heads.get(lane.id, [])
             lane.exhausted = len(found) < count
@@ -571,8 +569,7 @@ class Working:
         """Ask for the gates of a lane before they are passed: one that was not asked for would look new, and open."""
         if self._has_unasked_gates(lane):
             siblings = [entry[2] for entry in lane.flow.lanes[:budget]]
-            supply = yield Ask(gates=tuple(self._unasked_gates([lane, *siblings])))
-            self.board.add_gates(supply.gates)
+            yield from self.ask(Ask(gates=tuple(self._unasked_gates([lane, *siblings]))))
 
     def _has_unasked_gates(self, lane: Lane) -> bool:
         return any(gate not in self.asked and gate not in self.board.gates for gate, _ in self.board.passes(lane))

@@ -211,35 +211,30 @@ class ResidentBoard:
         """Apply a change that somebody else made, or that the tables do not hold yet."""
         seq, (flows, lanes, gates) = mark.seq, self.changed
         for row in delta.flows:
-            flow = self.flows.get(row.id)
-            weight = self.policy.weight_at(row.key, row.weight)
-            if flow is None:
-                flow = Flow(row, weight)
-            else:
-                flow.take_over(row, weight)
+            if (flow := self.flows.get(row.id)) is not None:
+                flow.take_over(row, self.policy.weight_at(row.key, row.weight))
             flows[row.id] = seq
-            self._place_flow(flow)
+            self._place_flow(flow or self._new_flow(row))
         for lane_row in delta.lanes:
-            lane = self.lanes.get(lane_row.id)
-            if lane is None:
-                lane = Lane(lane_row, self.flows[lane_row.flow])
-            else:
+            if (lane := self.lanes.get(lane_row.id)) is not None:
                 lane.take_over(lane_row)  # and without its heads: one of them may be somebody else's
             lanes[lane_row.id] = seq
-            self._place_lane(lane)
+            self._place_lane(lane or Lane(lane_row, self.flows[lane_row.flow]))
         for gate_row in delta.gates:
             gates[gate_row.id] = seq
             self._replace_gate(gate_row)
+        for changed, gone in zip(
+            self.changed, (delta.removed.flows, delta.removed.lanes, delta.removed.gates), strict=True
+        ):
+            for each in gone:
+                changed.pop(each, None)
         for flow_id in delta.removed.flows:
-            flows.pop(flow_id, None)
-            if (gone := self.flows.get(flow_id)) is not None:
-                self._drop_flow(gone)
+            if (flow := self.flows.pop(flow_id, None)) is not None:
+                _place(flow, None, ())
         for lane_id in delta.removed.lanes:
-            lanes.pop(lane_id, None)
-            if (idle := self.lanes.get(lane_id)) is not None:
-                self._drop_lane(idle)
+            if (lane := self.lanes.pop(lane_id, None)) is not None:
+                _place(lane, None, ())
         for gate_id in delta.removed.gates:
-            gates.pop(gate_id, None)
             self._drop_gate(gate_id)
         self.mark = mark
 
@@ -379,7 +374,7 @@ class ResidentBoard:
         """Take rows of the tables in, unless their pieces are here or were changed since."""
         for row in found.flows:
             if row.id not in self.flows:
-                self._place_flow(Flow(row, self.policy.weight_at(row.key, row.weight)))
+                self._place_flow(self._new_flow(row))
         for lane_row in found.lanes:
             if lane_row.id not in self.lanes:
                 self._place_lane(Lane(lane_row, self.flows[lane_row.flow]))
@@ -400,6 +395,9 @@ class ResidentBoard:
             self._alarmed = EVER if len(alarms) < count else alarms[count - 1] - 1
 
     # Where pieces are.
+
+    def _new_flow(self, row: FlowRow) -> Flow:
+        return Flow(row, self.policy.weight_at(row.key, row.weight))
 
     def _place_flow(self, flow: Flow) -> None:
         self.flows[flow.id] = flow
@@ -460,14 +458,6 @@ class ResidentBoard:
         for parked in self._parked:
             if not parked.get(gate_id, True):
                 del parked[gate_id]
-
-    def _drop_flow(self, flow: Flow) -> None:
-        _place(flow, None, ())
-        del self.flows[flow.id]
-
-    def _drop_lane(self, lane: Lane) -> None:
-        _place(lane, None, ())
-        del self.lanes[lane.id]
 
 
 def _place(piece: Flow | Lane, entries: list[Entry] | None, entry: Entry) -> None:
