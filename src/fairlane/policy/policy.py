@@ -111,7 +111,8 @@ class Policy:
     """Changes by operators. They are not part of the declaration."""
 
     def __post_init__(self) -> None:
-        if not _is_queue_name(self.queue):
+        name: object = self.queue
+        if not isinstance(name, str) or _QUEUE_NAME.match(name) is None:
             raise InvalidPolicy(
                 f"queue {shown(self.queue)}: a queue's name has letters, digits, '_', '.', '-' and at most 120 of them"
             )
@@ -121,10 +122,6 @@ class Policy:
         object.__setattr__(self, "keys", normalize_by(what, self.keys, "keys"))
         if self.fair is not None and not isinstance(self.fair, Fair):
             raise InvalidPolicy(f"{what}: fair={shown(self.fair)} is not a fair share; use Fair(by=…)")
-        if not isinstance(self.overrides, Overrides):
-            raise InvalidPolicy(
-                f"{what}: overrides={shown(self.overrides)} are not Overrides; operators set them, leave them out"
-            )
         self._check_sequence(what)
         if self.partition is not None:
             checked_partition(what, self.partition)
@@ -538,10 +535,6 @@ def checked_limits(what: str, parameter: str, given: object) -> tuple[Limit, ...
             names = ", ".join(f"{kind.__name__}(…)" for kind in dict.fromkeys(KINDS[each] for each in sorted(KINDS)))
             raise InvalidPolicy(f"{what}: {parameter}: {shown(limit)} is not a limit; use one of {names}")
     return limits
-
-
-def _is_queue_name(name: object) -> bool:
-    return isinstance(name, str) and _QUEUE_NAME.match(name) is not None
 
 
 def check_agreement(policy: Policy, others: Iterable[Policy]) -> None:

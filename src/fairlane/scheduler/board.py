@@ -336,10 +336,6 @@ class Flow:
         """The order of the first lane has changed."""
         heapreplace(self.lanes, (lane.order, lane.id, lane))
 
-    def most(self) -> float:
-        """How many jobs it can start, as far as the board shows."""
-        return sum(lane.ready for _, _, lane in self.lanes) if self.loaded >= self.open else math.inf
-
     @property
     def lacks_lanes(self) -> bool:
         """Whether memory holds fewer of its ready lanes than it has."""

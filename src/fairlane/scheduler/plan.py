@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterable
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush, heapreplace
 from math import ceil, inf
 from typing import NamedTuple
 from uuid import UUID
@@ -653,27 +653,14 @@ class Working:
 
 
 def turns(board: Board, flows: list[Flow], budget: int) -> dict[bytes, int]:
-    """How many of the next `budget` turns each flow will get, and one to spare where that is only a guess."""
-    counts = [0] * len(flows)
-    most = [flow.most() for flow in flows]
-    steps = [board.charge(flow) / flow.weight for flow in flows]
-    nexts = [max(0.0, flow.vtime + flow.debt) + step for flow, step in zip(flows, steps, strict=True)]
-    heap = [(board.tag(flow), flow.tie, n) for n, flow in enumerate(flows)]
-    heapify(heap)
-    for tie in range(board.tie + 1, board.tie + 1 + budget):
-        if not heap:
-            break
-        n = heap[0][2]
-        counts[n] += 1
-        if counts[n] < most[n]:
-            heapreplace(heap, (nexts[n], tie, n))
-            nexts[n] += steps[n]
-        else:
-            heappop(heap)
+    """How many of the next `budget` turns fall to each flow, and one to spare where that is only a guess."""
+    shares = [flow.weight / board.charge(flow) for flow in flows]
+    each = budget / sum(shares)
     # Turns of a flow that a gate stops fall to the others; among several lanes the next head decides who is next.
     guess = board.policy.has_keyed_gates
     return {
-        flow.id: max(1, count) + (guess or flow.open + flow.shut > 1) for flow, count in zip(flows, counts, strict=True)
+        flow.id: ceil(each * share) + (guess or flow.open + flow.shut > 1)
+        for flow, share in zip(flows, shares, strict=True)
     }
 
 
