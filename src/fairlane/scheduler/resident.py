@@ -22,7 +22,7 @@ from msgspec.structs import astuple
 from fairlane.clock import Instant
 from fairlane.policy.overrides import NO_OVERRIDES
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.board import IDLE, PARKED, READY, Entry, Flow, Gate, Lane, gate_of
+from fairlane.scheduler.board import IDLE, PARKED, READY, Entry, Flow, Gate, Lane, gate_of, order_of
 from fairlane.scheduler.journal import Delta, Mark
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.snapshot import (
@@ -409,7 +409,10 @@ class ResidentBoard:
     def _place_lane(self, lane: Lane) -> None:
         self.lanes[lane.id] = lane
         if lane.standing == READY:
-            _place(lane, lane.flow.ready, (lane.order, lane.id, lane))
+            entries, order, entry = lane.flow.ready, order_of(lane.rank, lane.head), lane.entry
+            # Mostly it is there already: a lane that is alone in its flow keeps its order.
+            if entry is None or entry[0] is not entries or entry[1][0] != order:
+                _place(lane, entries, (order, lane.id, lane))
         elif lane.standing == PARKED:
             _place(lane, self._parked_lanes[lane.gate], (lane.tag, lane.head, lane.id))
         else:
