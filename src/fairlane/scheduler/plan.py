@@ -492,8 +492,9 @@ class Working:
         # Twice as many turns as fall to each on average, which is mostly one.
         if first and min(known) <= min(FEW_HEADS, 2 * budget // len(first)):
             short = [flow for flow, turns in zip(first, known, strict=True) if turns <= self.spare]
-            # The turns of the others are theirs.
-            yield from self._load(short, ceil(budget * len(short) / len(first)))
+            if short:
+                # The turns of the others are theirs.
+                yield from self._load(short, ceil(budget * len(short) / len(first)))
 
     def _known_turns(self, flow: Flow) -> float:
         """How many turns of a flow need no rows that are not on the board."""
