@@ -122,7 +122,7 @@ async def test_follow_ups_bring_numbers(app: App, queue: Queue, deliver: Task[..
     ("context", "reason"),
     [
         ({}, "KeyError: 'plan'"),
-        (plan(-1), "at least 0"),
+        (plan(-1), "from 0 to"),
         (plan(2.5), "whole number"),
         (plan("many"), "'many' is not a number"),
         (plan(None), "None is not a number"),

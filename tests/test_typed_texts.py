@@ -26,7 +26,7 @@ def test_a_workload_is_read_from_toml_and_from_json() -> None:
     ("text", "line", "words"),
     [
         ('{\n"fair": {"by": "account",}}', 2, "no comma stands before a closing bracket"),
-        ('{"limits": [\n{"kind": "concurrency", "max": 5},\n{"kind": "concurrency",\n"max": -1}]}', 4, "at least 0"),
+        ('{"limits": [\n{"kind": "concurrency", "max": 5},\n{"kind": "concurrency",\n"max": -1}]}', 4, "from 0 to"),
         ('{"limits": [\n{"kind": "rate", "limit": 5}]}', 2, "'per' is missing"),
         ('{"limits": [\n{"kind": "magic"}]}', 2, "'magic' is not known"),
         ('{"limits": [{"kind": "concurrency", "max": 5,\n"\\u0066oo": 3}]}', 2, "no field foo"),

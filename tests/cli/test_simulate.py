@@ -220,7 +220,7 @@ def test_a_policy_in_a_file_is_what_show_prints_or_less(tmp_path: Path, text: st
         ("3", "a int"),
         ('{"limits": [{"max": 3}]}', "'kind' is missing"),
         ('{"limits": [{"kind": "rate", "limit": 3}]}', "'per' is missing"),
-        ('{"limits": [{"kind": "concurrency", "max": -3}]}', "at least 0"),
+        ('{"limits": [{"kind": "concurrency", "max": -3}]}', "from 0 to"),
         ('{"limits": [{"kind": "magic"}]}', "kind 'magic'"),
         ('{"fair": {"charge": "time"}}', "'by' is missing"),
         ('{"fair": 3}', "a policy looks like"),

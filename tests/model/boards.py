@@ -285,11 +285,11 @@ def _disorder(board: ResidentBoard) -> list[str]:
     flows, lanes = board.flows.values(), board.lanes.values()
     orders = {
         "ready flows": (
-            board._ready._entries,
+            board._ready,
             sorted((flow.vtime, flow.tie, flow.id) for flow in flows if flow.standing == READY),
         ),
         "alarms": (
-            board._alarms._entries,
+            board._alarms,
             sorted((gate.wake_at, gate.id) for gate in board.gates.values() if gate.wake_at is not None),
         ),
         "ready lanes": (
@@ -297,11 +297,11 @@ def _disorder(board: ResidentBoard) -> list[str]:
             sorted((order_of(lane.rank, lane.head), lane.id) for lane in lanes if lane.standing == READY),
         ),
         "parked lanes": (
-            _all(board._parked_lanes._places),
+            _all(board._parked_lanes),
             sorted((lane.gate, (lane.tag, lane.head, lane.id)) for lane in lanes if lane.standing == PARKED),
         ),
         "parked flows": (
-            _all(board._parked_flows._places),
+            _all(board._parked_flows),
             sorted((flow.gate, (flow.vtime, flow.tie, flow.id)) for flow in flows if flow.standing == PARKED),
         ),
     }
@@ -309,7 +309,7 @@ def _disorder(board: ResidentBoard) -> list[str]:
 
 
 def _all(places: Mapping[Any, Any]) -> list[Any]:
-    return sorted((place, entry) for place, order in places.items() for entry in order._entries)
+    return sorted((place, entry) for place, order in places.items() for entry in order)
 
 
 def _wrong_heads(board: ResidentBoard, found: Said) -> list[str]:

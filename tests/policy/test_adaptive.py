@@ -301,11 +301,11 @@ def test_what_is_declared_can_be_stored_and_read_and_written_again(limit: Adapti
     ("given", "reason"),
     [
         ({"min": 0}, "never learn that it may rise"),
-        ({"min": -1}, "at least 1"),
+        ({"min": -1}, "from 1 to"),
         ({"min": 5, "max": 4}, "`min` is above `max`"),
         ({"start": 0}, "between `min` and `max`"),
         ({"start": 50, "max": 20}, "between `min` and `max`"),
-        ({"max": 10**10}, "at most"),
+        ({"max": 10**10}, "to 1,000,000,000"),
         ({"start": 2.5}, "whole number"),
         ({"max": True}, "whole number"),
         ({"target": 0}, "above 0"),

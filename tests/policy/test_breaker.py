@@ -367,8 +367,8 @@ def test_its_memo_is_json_that_an_operator_can_read() -> None:
     [
         ({"failures": 0}, "from 1 to 100"),
         ({"failures": 101}, "from 1 to 100"),
-        ({"failures": 2.5}, "whole number of failures"),
-        ({"failures": True}, "whole number of failures"),
+        ({"failures": 2.5}, "not a whole number"),
+        ({"failures": True}, "not a whole number"),
         ({"within": 0}, "`within` is a time above 0"),
         ({"within": "a while"}, "not a duration"),
         ({"cooldown": "0s"}, "`cooldown` is a time above 0"),

@@ -116,7 +116,7 @@ def test_keys_that_are_not_named_record_nothing_and_are_not_held_back() -> None:
         (lambda: Concurrency({1.5: 1}, by="x"), "float"),
         (lambda: Concurrency({42: 1, "42": 2}, by="x"), "'42' is given twice"),
         (lambda: Concurrency({"a": 1.5}, by="x"), "whole number"),  # type: ignore[dict-item]
-        (lambda: Concurrency({"a": -1}, by="x"), "at least 0"),
+        (lambda: Concurrency({"a": -1}, by="x"), "from 0 to"),
         (lambda: Rate({"a": 0}, per="1s", by="x"), "would never admit"),
         (lambda: Rate({"a": 0.5}, per="1s", by="x", rolling=True), "whole jobs"),
         (lambda: Rate({"a": 5}, per="1s"), "single key"),

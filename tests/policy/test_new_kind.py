@@ -10,7 +10,7 @@ import pytest
 
 from fairlane.clock import SECOND, Instant
 from fairlane.policy import Fair, Policy, Reason
-from fairlane.policy.gates import Ending, GateState, Why
+from fairlane.policy.gates import GateState, Release, Why
 from fairlane.policy.keys import By, normalize_by, repr_by
 from fairlane.policy.limits import KINDS, Limit, duration_above_zero, time_words
 from fairlane.policy.policy import parse_policy, policy_words, written_policy
@@ -26,7 +26,6 @@ class Rest(Limit):
     by: By
 
     kind = "rest"
-    parts = needed = ("after",)
     times = frozenset({"after"})
 
     def __init__(self, after: timedelta | str | float, *, by: str | tuple[str, ...] | None = None) -> None:
@@ -38,7 +37,7 @@ class Rest(Limit):
     def room_at(self, gate: GateState, now: Instant) -> int:
         return 0 if gate.in_flight or gate.tat > now else 1
 
-    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+    def free(self, gate: GateState, ending: Release, now: Instant, held: int | None, task: str | None) -> bool:
         gate.tat = now + self.after
         return Limit.free(self, gate, ending, now, held, task)
 

@@ -69,7 +69,7 @@ def test_a_number_that_was_brought_holds_for_its_key() -> None:
 @pytest.mark.parametrize(
     ("name", "number", "reason"),
     [
-        (NAMES[0], -1, "at least 0"),
+        (NAMES[0], -1, "from 0 to"),
         (NAMES[0], 2.5, "whole number"),
         (NAMES[0], True, "not a number"),
         (NAMES[0], "5", "not a number"),

@@ -101,7 +101,7 @@ def told_of(fleet: Fleet, lane: LaneKey, head: Head) -> Explanation:
         [],
         service=Service(is_served=True, slots=SLOTS),
         parked=sum(each.standing == Standing.PARKED for each in queue.lanes.values()),
-        ahead_in={each.id: ahead(each.id) for each in examined.others.lanes},
+        ahead_in={each.id: ahead(each.id) for each in examined.siblings},
     )
     return explain(facts)
 

@@ -8,6 +8,8 @@ import pytest
 
 from fairlane.clock import SECOND
 from fairlane.policy import Concurrency, Fair, Limit, Policy, Rate
+from fairlane.scheduler import resident
+from fairlane.simulation.memory import MemoryQueue
 from tests.scheduler.simulation import Bench
 
 FAIR = Fair(by="account", charge="count")
@@ -124,3 +126,15 @@ def test_lanes_that_run_short_of_known_jobs_are_looked_up_together() -> None:
             account = int(bench.queue.board.lanes[start.lane].keys["account"] or 0)
             bench.settle(start.head.position, 1_000 * (1 + account % 30))
     assert bench.queue.questions <= claims / 2
+
+
+def test_where_no_jobs_are_kept_beyond_those_that_start_every_claim_still_fills_its_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So many lanes are held that none keeps spare jobs, and some of them have a few left over."""
+    monkeypatch.setattr(resident, "MOST_HEADS", 0)
+    queue, now = MemoryQueue(Policy("q", Fair(by="account"), (Concurrency(50, by="account"),))), 0
+    for account in ("a", "b", "c"):
+        queue.enqueue(now, {"account": account, "task": "t"}, 20)
+    started = [len(queue.claim(now + turn, want).starts) for turn, want in enumerate((3, 5, 2, 2, 4, 1, 3))]
+    assert started == [3, 5, 2, 2, 4, 1, 3]

@@ -19,16 +19,15 @@ from msgspec.structs import replace
 from fairlane.clock import SECOND, Instant, duration_text
 from fairlane.errors import InvalidPolicy
 from fairlane.parameters import known_options, shown
-from fairlane.policy.gates import Ending, GateState, Reason, Why
+from fairlane.policy.gates import GateState, Reason, Release, Why
 from fairlane.policy.keys import By, normalize_by, repr_by
 from fairlane.policy.limits import (
-    MAX_COUNT,
     SMOOTHING,
     Limit,
     as_whole,
+    checked_count,
     duration_above_zero,
     is_number,
-    is_whole,
     smoothed,
 )
 
@@ -80,7 +79,6 @@ class AdaptiveConcurrency(Limit):
     by: By
 
     kind = "adaptive"
-    parts = ("start", "min", "max", "target", "decrease", "smoothing")
     times = frozenset({"target"})
     is_learning = True
     counted = "in flight"
@@ -97,7 +95,13 @@ class AdaptiveConcurrency(Limit):
         by: str | tuple[str, ...] | None = None,
     ) -> None:
         what = f"AdaptiveConcurrency(start={shown(start)}, min={shown(min)}, max={shown(max)})"
-        _check_bounds(what, start, min, max)
+        stop = "a cap of 0 would never learn that it may rise; stop a key with Concurrency(0, by=…)"
+        checked_count(what, "min", min, reason=stop)
+        checked_count(what, "max", max)
+        if min > max:
+            raise InvalidPolicy(f"{what}: `min` is above `max`, which leaves no cap to choose")
+        if start is not None:
+            checked_count(what, "start", start, min, max, "it lies between `min` and `max`")
         if not is_number(decrease) or not 0 < decrease < 1:
             raise InvalidPolicy(
                 f"{what}: decrease={shown(decrease)} would not lower the cap on a failure; "
@@ -146,14 +150,14 @@ class AdaptiveConcurrency(Limit):
         if gate.in_flight >= cap and (gate.memo is None or gate.memo["reached"] < cap):
             gate.memo = msgspec.to_builtins(replace(self.learned(gate), reached=cap))
 
-    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+    def free(self, gate: GateState, ending: Release, now: Instant, held: int | None, task: str | None) -> bool:
         Limit.free(self, gate, ending, now, held, task)
         if ending.ended > ending.neutral:
             gate.memo = msgspec.to_builtins(self.after(self.learned(gate), ending, now, task or ""))
             gate.tat = now + REMEMBERED
         return True
 
-    def after(self, learned: Learned, ending: Ending, now: Instant, task: str) -> Learned:
+    def after(self, learned: Learned, ending: Release, now: Instant, task: str) -> Learned:
         if learned.decreased_at > now:
             # A clock that was set back must not turn all that follows into old news.
             learned = replace(learned, decreased_at=now)
@@ -203,35 +207,14 @@ class AdaptiveConcurrency(Limit):
     def describe(self, where: str) -> str:
         return f"A cap that learns, from {self.min:,} to {self.max:,} at the same time {where}"
 
-    def with_bound(self, bound: float) -> AdaptiveConcurrency:
+    def document_with(self, bound: float) -> dict[str, Any]:
         """With another `max`; the cap goes on moving below it."""
         most = as_whole(bound)
-        changed = {"start": min(self.start, most), "min": min(self.min, most), "max": most}
-        return self.from_document({**self.to_document(), **changed})
+        return {**self.to_document(), "start": min(self.start, most), "min": min(self.min, most), "max": most}
 
     @property
     def least_and_most(self) -> tuple[int, int]:
         return self.min, self.max
-
-    def usual(self) -> dict[str, Any]:
-        return {**AdaptiveConcurrency().to_document(), "start": _clamped(START, self.min, self.max)}
-
-
-def _check_bounds(what: str, start: int | None, least: int, most: int) -> None:
-    for name, value in (("start", start), ("min", least), ("max", most)):
-        if not is_whole(value) and (value is not None or name != "start"):
-            raise InvalidPolicy(f"{what}: `{name}` is a whole number of jobs, not a {type(value).__name__}")
-    if least < 1:
-        raise InvalidPolicy(
-            f"{what}: `min` is at least 1, for a cap of 0 would never learn that it may rise; "
-            "stop a key with Concurrency(0, by=…)"
-        )
-    if most > MAX_COUNT:
-        raise InvalidPolicy(f"{what}: `max` is at most {MAX_COUNT:,}")
-    if least > most:
-        raise InvalidPolicy(f"{what}: `min` is above `max`, which leaves no cap to choose")
-    if start is not None and not least <= start <= most:
-        raise InvalidPolicy(f"{what}: `start` lies between `min` and `max`")
 
 
 def _clamped(value: int, least: int, most: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
 import msgspec
@@ -17,9 +17,9 @@ from fairlane.clock import Instant
 from fairlane.errors import InvalidPolicy
 from fairlane.job import NewJob
 from fairlane.parameters import known_options, shown
-from fairlane.policy.gates import Ending, GateState, Reason, Why
-from fairlane.policy.keys import By, Keys, key_words, normalize_by, repr_by, select
-from fairlane.policy.limits import MAX_COUNT, UNBOUNDED, Limit, as_whole, is_whole
+from fairlane.policy.gates import GateState, Reason, Release, Why
+from fairlane.policy.keys import By, Keys, key_words, normalize_by, repr_by
+from fairlane.policy.limits import UNBOUNDED, Limit, checked_count
 
 if TYPE_CHECKING:
     from fairlane.policy.policy import Policy
@@ -45,8 +45,6 @@ class Backlog(Limit):
     when_full: WhenFull
 
     kind = "backlog"
-    parts = ("max", "when_full")
-    needed = ("max",)
     is_of_producers = True
     is_rung_by_arrivals = True
     is_held_by_runs = False
@@ -54,11 +52,9 @@ class Backlog(Limit):
 
     def __init__(self, max: int, *, by: str | tuple[str, ...] | None = None, when_full: WhenFull = "signal") -> None:
         what = f"Backlog({shown(max)})"
-        if not is_whole(max) or not 1 <= max <= MAX_COUNT:
-            raise InvalidPolicy(f"{what}: the maximum is a whole number of waiting jobs, from 1 to {MAX_COUNT:,}")
         if when_full not in ("signal", "reject"):
             raise InvalidPolicy(f"{what}: when_full={shown(when_full)} is unknown; use 'signal' or 'reject'")
-        self._set(max=max, by=normalize_by(what, by), when_full=when_full)
+        self._set(max=checked_count(what, "max", max), by=normalize_by(what, by), when_full=when_full)
 
     def __repr__(self) -> str:
         return f"Backlog({self.max}{repr_by(self.by)}, when_full={self.when_full!r})"
@@ -75,7 +71,7 @@ class Backlog(Limit):
         """What starts waits no more. Below zero until the bell is folded that tells of its arrival."""
         gate.in_flight -= count
 
-    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+    def free(self, gate: GateState, ending: Release, now: Instant, held: int | None, task: str | None) -> bool:
         return False
 
     def why(self, gate: GateState, now: Instant) -> Why:
@@ -85,15 +81,9 @@ class Backlog(Limit):
         full = "more are refused" if self.when_full == "reject" else "producers are told"
         return f"At most {self.max:,} may wait {where}; beyond that {full}"
 
-    def with_bound(self, bound: float) -> Backlog:
-        return Backlog(as_whole(bound), by=self.by, when_full=self.when_full)
-
     @property
     def counted(self) -> str:
         return f"ready, {self.when_full}"
-
-    def usual(self) -> dict[str, Any]:
-        return {"when_full": "signal"}
 
 
 class FullBacklog(msgspec.Struct, frozen=True):
@@ -127,8 +117,7 @@ class Verdicts(msgspec.Struct, frozen=True):
 def backlogs_of(policy: Policy, priority: int, keys: Keys) -> Joined:
     """The backlogs that a job of these keys joins when it is ready, as operators have them."""
     found: Joined = {}
-    for gate_id, bound in policy.backlog_gates(priority, keys):
-        values = select(bound.limit.by, keys, priority)
+    for gate_id, bound, values in policy.backlog_gates(priority, keys):
         limit = policy.limit_at(bound, values)
         # A policy that is suspended holds nobody back, and no producer either.
         if isinstance(limit, Backlog):
@@ -151,7 +140,7 @@ def joined_by(policy: Policy, jobs: Iterable[NewJob]) -> dict[UUID, Joined]:
 def add_bells(policy: Policy, counts: dict[bytes, int], bells: Iterable[tuple[int, Keys, int]]) -> dict[bytes, int]:
     """How many wait at these gates, with bells (priority, keys, count) that are not folded yet."""
     for priority, keys, count in bells:
-        for gate_id, _ in policy.backlog_gates(priority, keys):
+        for gate_id, *_ in policy.backlog_gates(priority, keys):
             if gate_id in counts:
                 counts[gate_id] += count
     return {gate_id: max(0, count) for gate_id, count in counts.items()}

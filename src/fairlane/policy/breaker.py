@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, assert_never
+from typing import assert_never
 
 import msgspec
 
 from fairlane.clock import SECOND, Instant, duration_text
-from fairlane.errors import InvalidPolicy
 from fairlane.parameters import known_options, shown
-from fairlane.policy.gates import Ending, GateState, Reason, Why
+from fairlane.policy.gates import GateState, Reason, Release, Why
 from fairlane.policy.keys import By, normalize_by, repr_by
-from fairlane.policy.limits import MAX_COUNT, UNBOUNDED, Limit, as_whole, duration_above_zero, is_whole, time_words
+from fairlane.policy.limits import UNBOUNDED, Limit, checked_count, duration_above_zero, time_words
 
 MOST_FAILURES = 100
 """The gate keeps when each of them was claimed."""
@@ -75,7 +74,6 @@ class Breaker(Limit):
     by: By
 
     kind = "breaker"
-    parts = ("failures", "within", "cooldown", "probes")
     times = frozenset({"within", "cooldown"})
     is_learning = True
     is_held_by_runs = False
@@ -90,18 +88,11 @@ class Breaker(Limit):
         by: str | tuple[str, ...] | None = None,
     ) -> None:
         what = f"Breaker({shown(failures)})"
-        if not is_whole(failures) or not 1 <= failures <= MOST_FAILURES:
-            raise InvalidPolicy(f"{what}: it opens after a whole number of failures, from 1 to {MOST_FAILURES}")
-        if not is_whole(probes) or not 1 <= probes <= MAX_COUNT:
-            raise InvalidPolicy(
-                f"{what}: probes={shown(probes)} is not a whole number of at least 1; "
-                "without a probe it would stay open"
-            )
         self._set(
-            failures=failures,
+            failures=checked_count(what, "failures", failures, most=MOST_FAILURES),
             within=duration_above_zero(what, "within", within),
             cooldown=duration_above_zero(what, "cooldown", cooldown),
-            probes=probes,
+            probes=checked_count(what, "probes", probes, reason="without a probe it would stay open"),
             by=normalize_by(what, by),
         )
 
@@ -132,7 +123,7 @@ class Breaker(Limit):
             self._turn(gate, Probing(now, stragglers=gate.in_flight), now)
         gate.in_flight += count
 
-    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+    def free(self, gate: GateState, ending: Release, now: Instant, held: int | None, task: str | None) -> bool:
         Limit.free(self, gate, ending, now, held, task)
         before = self.state_of(gate)
         after = self.after(before, ending, now, gate.in_flight)
@@ -140,7 +131,7 @@ class Breaker(Limit):
             self._turn(gate, after, now)
         return True
 
-    def after(self, state: State, ending: Ending, now: Instant, in_flight: int) -> State:
+    def after(self, state: State, ending: Release, now: Instant, in_flight: int) -> State:
         """Where it stands once these claims have ended, which leaves so many in flight."""
         match _not_ahead(state, now):
             case Closed() as closed:
@@ -155,7 +146,7 @@ class Breaker(Limit):
             case other:
                 assert_never(other)
 
-    def _counted(self, closed: Closed, ending: Ending, now: Instant) -> State:
+    def _counted(self, closed: Closed, ending: Release, now: Instant) -> State:
         good, failures = closed.good, closed.failures
         if ending.failed:
             failures = tuple(sorted((*failures, *[ending.latest] * min(ending.failed, self.failures))))
@@ -167,7 +158,7 @@ class Breaker(Limit):
             return Opened(now + self.cooldown)
         return Closed(failures, good)
 
-    def _probed(self, probing: Probing, ending: Ending, in_flight: int) -> State:
+    def _probed(self, probing: Probing, ending: Release, in_flight: int) -> State:
         # Where a bell cannot tell who ended, it is taken to be a straggler: that never lets one too many try.
         left, passed = probing.stragglers, 0
         if ending.unstarted and ending.since < probing.since:
@@ -215,12 +206,6 @@ class Breaker(Limit):
 
     def describe(self, where: str) -> str:
         return f"Stops {where} after {self.failures} failures in a row; probes again after {time_words(self.cooldown)}"
-
-    def with_bound(self, bound: float) -> Breaker:
-        return self.from_document({**self.to_document(), "failures": as_whole(bound)})
-
-    def usual(self) -> dict[str, Any]:
-        return Breaker().to_document()
 
 
 def _not_ahead(state: State, now: Instant) -> State:

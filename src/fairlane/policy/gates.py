@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -38,45 +38,36 @@ AT_REST = GateState()
 """The state of a gate that nothing has passed."""
 
 
-class Ending(Protocol):
-    """Claims of one lane that ended, as a release bell reports them."""
+class Release(msgspec.Struct, frozen=True, gc=False):
+    """A bell: claims of one lane ended."""
 
-    @property
-    def ended(self) -> int:
-        """Claims that ran, however they ended."""
-
-    @property
-    def ran(self) -> int:
-        """Their run time in microseconds, added up."""
-
-    @property
-    def unstarted(self) -> int:
-        """Claims that were given back before they started."""
-
-    @property
-    def since(self) -> Instant:
-        """When the oldest of those was claimed: tokens that time has given back are not given back twice."""
-
-    @property
-    def failed(self) -> int:
-        """Of those that ran, how many failed; all of them were claimed at `latest` then."""
-
-    @property
-    def neutral(self) -> int:
-        """Of those that ran, how many say nothing about what they called: snoozed, cancelled."""
-
-    @property
-    def kept(self) -> int:
-        """Of all these, how many have not ended their job: it is ready again, or will be, in its old place, which it
-        keeps in a sequence."""
-
-    @property
-    def signal(self) -> int | None:
-        """What adaptive caps look at, in microseconds, added up for those that ran; `None`: their run time."""
-
-    @property
-    def latest(self) -> Instant:
-        """When the last of those that ran was claimed."""
+    lane: bytes
+    ended: int
+    """Claims that ran, however they ended."""
+    ran: int
+    """Their run time in microseconds, added up."""
+    charged: float
+    """What was charged for them at claim time, added up."""
+    unstarted: int
+    """Claims that were given back before they started."""
+    refund: float
+    """What was charged for those."""
+    since: Instant = 0
+    """When the oldest of those was claimed: tokens that time has given back are not given back twice."""
+    failed: int = 0
+    """Of those that ran, how many failed; all of them were claimed at `latest` then."""
+    neutral: int = 0
+    """Of those that ran, how many say nothing about what they called: snoozed, cancelled."""
+    latest: Instant = 0
+    """When the last of those that ran was claimed."""
+    kept: int = 0
+    """Of all these, how many have not ended their job: it is ready again, or will be, in its old place, which it keeps
+    in a sequence."""
+    lost: int = 0
+    """Of those that ran, how many were lost: all of them, or none. They ran until their last renewal, as far as anybody
+    knows: for so long they are charged, and it does not show how long a run takes."""
+    signal: int | None = None
+    """What adaptive caps look at, in microseconds, added up for those that ran; `None`: their run time."""
 
 
 class Reason(StrEnum):

@@ -116,7 +116,7 @@ def canonical_key(name: str, value: object) -> str | None:
 def canonical_keys(values: Mapping[str, object]) -> dict[str, str | None]:
     """All keys in canonical form, ordered by name."""
     if not isinstance(values, Mapping):
-        raise InvalidKey(f"keys={shown(values)} are none; give a mapping, such as {{'account': 'acme'}}")
+        raise InvalidKey(f"keys={shown(values)} is not a mapping; give one, such as {{'account': 'acme'}}")
     names: Iterable[Any] = values
     for name in names:
         if not isinstance(name, str) or not is_storable(name):

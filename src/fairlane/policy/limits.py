@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache, partial
+from inspect import Parameter, signature
 from typing import Any, ClassVar, Self, TypeGuard, TypeVar
 
 from fairlane.clock import SECOND, Instant, duration_text, microseconds
@@ -22,10 +25,10 @@ from fairlane.parameters import known_options, shown
 from fairlane.policy.gates import (
     AT_REST,
     FROM_JOB,
-    Ending,
     FromJob,
     GateState,
     Reason,
+    Release,
     Source,
     Why,
     from_job,
@@ -60,11 +63,11 @@ KINDS: dict[str, type[Limit]] = {}
 """Every kind of limit that a policy may have, by the `kind` of its document."""
 
 
-class Limit:
+class Limit(ABC):
     """A bound with a scope. It keeps its state in gates and changes nothing else.
 
     A kind of limit is one class: it reads and writes its document, says in words what it does and why it holds a job
-    back, and tells simulations and estimates how it goes on. What is said here is true of most kinds.
+    back, and shows simulations and estimates how it goes on. What is said here is true of most kinds.
 
     A limit that is asked in the wrong order does no harm, but must never admit more than it says: `take` follows
     `room_at`, at the same instant, under the same lock.
@@ -74,10 +77,6 @@ class Limit:
 
     kind: ClassVar[str] = ""
     """The `kind` of its document. A class that has one is registered in `KINDS`."""
-    parts: ClassVar[tuple[str, ...]] = ()
-    """Fields of its document besides kind, scope and name: attributes that its constructor takes."""
-    needed: ClassVar[tuple[str, ...]] = ()
-    """The fields without a default."""
     times: ClassVar[frozenset[str]] = frozenset()
     """The fields that are durations: microseconds in Python, and "1m" in documents that people write."""
     is_declared: ClassVar[bool] = True
@@ -92,9 +91,6 @@ class Limit:
     """Whether its gates change when jobs become ready: see `arrive` and `resume`."""
     is_held_by_runs: ClassVar[bool] = True
     """Whether a running job occupies a place that another job could have."""
-    is_shareable: ClassVar[bool] = False
-    """Whether several queues can share it."""
-
     by: By
     name: str | None = None
     """The name under which several queues share it, with one state. `None`: it belongs to one queue."""
@@ -123,19 +119,19 @@ class Limit:
 
     # What a claim asks.
 
+    @abstractmethod
     def room_at(self, gate: GateState, now: Instant) -> int:
         """How many jobs may start now."""
-        raise NotImplementedError
 
     def take(self, gate: GateState, now: Instant, count: int) -> None:
         """Charge jobs that start."""
         gate.in_flight += count
 
-    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
+    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:  # noqa: B027
         """The jobs that were taken now start up to `lag` microseconds later: whoever counts their starts must find the
         limit kept. `before` is what `tat` was before them. A claimed job holds its place, started or not."""
 
-    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+    def free(self, gate: GateState, ending: Release, now: Instant, held: int | None, task: str | None) -> bool:
         """Take note of claims of one task that ended; say whether the gate has changed.
 
         `held` is for how long those that never started were held, in microseconds; `None` where another policy had
@@ -157,7 +153,7 @@ class Limit:
         """For a gate without room: the first instant at which it has some by itself; `None`: not by time."""
         return None
 
-    def carry_over(self, gate: GateState, now: Instant) -> None:
+    def carry_over(self, gate: GateState, now: Instant) -> None:  # noqa: B027
         """Make the state its own that this limit left when it had another bound. `in_flight` is counted anew."""
 
     @property
@@ -167,9 +163,9 @@ class Limit:
 
     # What people ask.
 
+    @abstractmethod
     def why(self, gate: GateState, now: Instant) -> Why:
         """Why a gate without room holds jobs back."""
-        raise NotImplementedError
 
     def describe(self, where: str) -> str:
         """What it does, in one sentence without the full stop; `where`: "for each account", "in the whole queue"."""
@@ -189,9 +185,19 @@ class Limit:
 
     def with_bound(self, bound: float) -> Self:
         """The same limit with another number, for an operator who overrides it; refused where it makes no sense."""
-        raise NotImplementedError
+        found: Self = _with_bound(self, bound)
+        return found
+
+    def document_with(self, bound: float) -> dict[str, Any]:
+        """Its document with another number."""
+        return {**self.to_document(), self.parts()[0]: as_whole(bound)}
 
     # What a policy asks that has several of them.
+
+    @property
+    def is_shareable(self) -> bool:
+        """Whether several queues can share it: its kind may have a name, and it has one number for all keys."""
+        return "name" in signature(type(self)).parameters and self.has_one_number
 
     @property
     def has_one_number(self) -> bool:
@@ -248,9 +254,19 @@ class Limit:
 
     # Its document.
 
+    @classmethod
+    @cache
+    def parts(cls) -> tuple[str, ...]:
+        """Fields of its document besides kind, scope and name: the other arguments of its constructor, which are
+        attributes too. The first is its number."""
+        names = signature(cls).parameters
+        return tuple(each for each in names if each not in ("by", "name", "rolling"))
+
     def to_document(self) -> dict[str, Any]:
         """What is stored; `from_document` reads it back."""
-        parts = {part: getattr(self, part) for part in self.parts}
+        parts = {part: getattr(self, part) for part in self.parts()}
+        if not self.has_one_number:
+            parts[self.parts()[0]] = FROM_JOB if self.from_job else dict(self.named)
         # A name is left out where there is none: what was stored before reads, and compares, as before.
         name = {} if self.name is None else {"name": self.name}
         return {"kind": self.kind, **parts, "by": list(self.by), **name}
@@ -263,30 +279,35 @@ class Limit:
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> dict[str, Any]:
         """The constructor arguments in a document."""
-        given = {part: document[part] for part in cls.parts if part in document}
+        given = {part: document[part] for part in cls.parts() if part in document}
         for part in cls.times & given.keys():
             if isinstance(given[part], int):
                 given[part] = timedelta(microseconds=given[part])
-        if missing := [part for part in cls.needed if part not in given]:
+        parameters = signature(cls).parameters
+        if missing := [
+            each for each in cls.parts() if each not in given and parameters[each].default is Parameter.empty
+        ]:
             raise KeyError(missing[0])
         name = {"name": document["name"]} if document.get("name") is not None else {}
         return {**given, "by": document.get("by") or (), **name}
 
-    def usual(self) -> dict[str, Any]:
-        """The defaults of its document, which `written` leaves out."""
-        return {}
-
     def written(self) -> dict[str, Any]:
-        """Its document as people write it: without defaults."""
-        document, usual = self.to_document(), self.usual()
+        """Its document as people write it: without what it would have anyway."""
+        document = self.to_document()
         by = document.pop("by")
-        said = {part: value for part, value in document.items() if part == "kind" or value != usual.get(part, _UNSAID)}
-        for part in self.times & said.keys():
-            said[part] = duration_text(said[part])
-        return {**said, "by": by[0] if len(by) == 1 else by} if by else said
+        for part in self.parts():
+            rest = {name: value for name, value in document.items() if name != part}
+            with suppress(KeyError):
+                if self.from_document({**rest, "by": by}) == self:
+                    document = rest
+        for part in self.times & document.keys():
+            document[part] = duration_text(document[part])
+        return {**document, "by": by[0] if len(by) == 1 else by} if by else document
 
 
-_UNSAID = object()
+@lru_cache(maxsize=4_096, typed=True)
+def _with_bound(limit: Limit, bound: float) -> Any:
+    return limit.from_document(limit.document_with(bound))
 
 
 class Obstacle(Limit):
@@ -313,11 +334,12 @@ class Obstacle(Limit):
 
     def take(self, gate: GateState, now: Instant, count: int) -> None: ...
 
-    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+    def free(self, gate: GateState, ending: Release, now: Instant, held: int | None, task: str | None) -> bool:
         return False
 
     def why(self, gate: GateState, now: Instant) -> Why:
-        return Why(self.reason, 0, 0)
+        words = "its key moves to another partition of the queue, and starts there"
+        return Why(self.reason, 0, 0, words if self.reason is Reason.MOVING else "")
 
     def describe(self, where: str) -> str:
         what = "a pause" if self.reason is Reason.PAUSED else "a move to another partition"
@@ -345,8 +367,6 @@ class Concurrency(Limit):
     name: str | None
 
     kind = "concurrency"
-    parts = needed = ("max",)
-    is_shareable = True
     counted = "in flight"
 
     def __init__(
@@ -360,10 +380,11 @@ class Concurrency(Limit):
         what = f"Concurrency({brought or shown(max)})"
         names = normalize_by(what, by)
         named: dict[str, int] = {}
+        checked = partial(checked_count, what, "max", least=0, reason="0 stops its keys")
         if isinstance(max, Mapping) and brought is None:
-            named = named_numbers(what, names, max, lambda number: _checked_max(what, number))
+            named = named_numbers(what, names, max, checked)
         self._set(
-            max=0 if named or brought else _checked_max(what, max),
+            max=0 if named or brought else checked(max),
             by=names,
             named=named,
             from_job=brought,
@@ -387,24 +408,13 @@ class Concurrency(Limit):
             return f"At the same time {where}: {number_words(self.named)}"
         return f"At most {self.max:,} at the same time {where}"
 
-    def with_bound(self, bound: float) -> Concurrency:
-        return _concurrency(as_whole(bound), self.by, self.name)
 
-    def to_document(self) -> dict[str, Any]:
-        return {**Limit.to_document(self), "max": FROM_JOB if self.from_job else dict(self.named) or self.max}
-
-
-@lru_cache(maxsize=4_096, typed=True)
-def _concurrency(number: int, by: By, name: str | None) -> Concurrency:
-    return Concurrency(number, by=by, name=name)
-
-
-def _checked_max(what: str, number: object) -> int:
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise InvalidPolicy(f"{what}: the maximum is a whole number of jobs, not a {type(number).__name__}")
-    if not 0 <= number <= MAX_COUNT:
-        raise InvalidPolicy(f"{what}: the maximum is at least 0 (0 stops its keys) and at most {MAX_COUNT:,}")
-    return number
+def checked_count(what: str, name: str, value: object, least: int = 1, most: int = MAX_COUNT, reason: str = "") -> int:
+    """A number of jobs that a policy was given; `what` and `name` say in errors where it stands."""
+    if not is_whole(value) or not least <= value <= most:
+        because = f": {reason}" if reason else ""
+        raise InvalidPolicy(f"{what}: {name}={shown(value)} is not a whole number from {least:,} to {most:,}{because}")
+    return value
 
 
 @known_options
@@ -436,10 +446,7 @@ class Rate(Limit):
     from_job: FromJob | None
 
     kind = "rate"
-    parts = ("limit", "per", "burst")
-    needed = ("limit", "per")
     times = frozenset({"per"})
-    is_shareable = True
     is_of_starts = True
     is_held_by_runs = False
     counts_in_flight = False
@@ -465,8 +472,8 @@ class Rate(Limit):
                 f"{what}: burst={shown(burst)} has no meaning in a rolling window, which holds `limit` jobs however "
                 "they come"
             )
-        if burst is not None and (not is_whole(burst) or not 1 <= burst <= MAX_COUNT):
-            raise InvalidPolicy(f"{what}: burst={shown(burst)} is not a whole number from 1 to {MAX_COUNT:,}")
+        if burst is not None:
+            checked_count(what, "burst", burst)
         named: dict[str, float] = {}
         number, interval, allowed = 0.0, 0, burst or 0
         if isinstance(limit, Mapping) and brought is None:
@@ -582,7 +589,7 @@ class Rate(Limit):
             if later > 0:
                 gate.tat += later
 
-    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+    def free(self, gate: GateState, ending: Release, now: Instant, held: int | None, task: str | None) -> bool:
         """Tokens come back for what never started, unless they were never taken here."""
         if not ending.unstarted or held is None:
             return False
@@ -630,11 +637,11 @@ class Rate(Limit):
             return f"Never more than {self.limit:g} starts within any {per} {where}"
         return f"At most {self.limit:g} starts per {per} {where}, {self.burst:g} at once"
 
-    def with_bound(self, bound: float) -> Rate:
-        """A burst that was left to the number goes with it."""
-        goes = self.rolling or self.burst == (_default_burst(self.limit) if self.limit else 0)
-        number = int(bound) if self.rolling and bound == int(bound) else bound
-        return _rate(number, self.per, None if goes else self.burst, self.by, self.rolling, self.name)
+    def document_with(self, bound: float) -> dict[str, Any]:
+        document = Limit.document_with(self, bound)
+        if self.burst == (_default_burst(self.limit) if self.limit else 0):
+            document.pop("burst", None)  # it was left to the number, and goes with it
+        return document
 
     @property
     def counted(self) -> str:
@@ -678,8 +685,7 @@ class Rate(Limit):
         take_in_window(gate, self.per, now, places, last)
 
     def to_document(self) -> dict[str, Any]:
-        number = FROM_JOB if self.from_job else dict(self.named) or self.limit
-        document = {**Limit.to_document(self), "limit": number, "burst": self.burst or None}
+        document = {**Limit.to_document(self), "burst": self.burst or None}
         if self.rolling:
             # A kind of its own: a version that does not know it must refuse it, not keep a bucket instead.
             document["kind"] = "rolling_rate"
@@ -690,16 +696,8 @@ class Rate(Limit):
     def from_document(cls, document: Mapping[str, Any]) -> Rate:
         return cls(**cls.read(document), rolling=document["kind"] == "rolling_rate")
 
-    def usual(self) -> dict[str, Any]:
-        return {"burst": _default_burst(self.limit) if self.limit else None}
-
 
 KINDS["rolling_rate"] = Rate
-
-
-@lru_cache(maxsize=4_096, typed=True)
-def _rate(limit: float, per: int, burst: int | None, by: By, rolling: bool, name: str | None) -> Rate:
-    return Rate(limit, per=timedelta(microseconds=per), burst=burst, by=by, rolling=rolling, name=name)
 
 
 def _default_burst(limit: float) -> int:
@@ -718,7 +716,7 @@ def _checked_limit(what: str, limit: object, window: int, rolling: bool) -> floa
     if Fraction(window) / Fraction(str(limit)) > LONGEST_INTERVAL:
         raise InvalidPolicy(f"{what} is less than one job in a hundred years; stop the key instead: fairlane pause")
     if limit > window:
-        raise InvalidPolicy(f"{what}: more than one job a microsecond cannot be told apart from no limit; remove it")
+        raise InvalidPolicy(f"{what}: more than one job a microsecond is no limit at all; remove it")
     return limit
 
 

@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, InvalidOverride
 from fairlane.policy.fair import is_weight
-from fairlane.policy.gates import Ending, GateState, Reason, Why
+from fairlane.policy.gates import GateState, Reason
 from fairlane.policy.keys import BUILT_IN, By, key_words
 from fairlane.policy.limits import UNBOUNDED, Limit, Obstacle, is_number
 
@@ -92,38 +92,23 @@ SHUT, OPEN = (Obstacle(Reason.PAUSED, is_shut=is_shut) for is_shut in (True, Fal
 """Where paused lanes wait, or have waited."""
 
 
-class Suspended(Limit):
-    """A limit that counts and holds nobody back."""
+class Suspended:
+    """A limit that counts and holds nobody back. For the rest it is the limit."""
 
-    __slots__ = ("_limit", "by", "counts_in_flight", "name")
     is_foreseen = False
+    paced = None
 
     def __init__(self, limit: Limit) -> None:
         self._limit = limit
-        self.by = limit.by
-        self.name = limit.name
-        self.counts_in_flight = limit.counts_in_flight
 
     def __repr__(self) -> str:
         return f"Suspended({self._limit!r})"
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._limit, name)
+
     def room_at(self, gate: GateState, now: Instant) -> int:
         return UNBOUNDED
-
-    def take(self, gate: GateState, now: Instant, count: int) -> None:
-        self._limit.take(gate, now, count)
-
-    def postpone(self, gate: GateState, before: Instant, now: Instant, lag: int) -> None:
-        self._limit.postpone(gate, before, now, lag)
-
-    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
-        return self._limit.free(gate, ending, now, held, task)
-
-    def carry_over(self, gate: GateState, now: Instant) -> None:
-        self._limit.carry_over(gate, now)
-
-    def why(self, gate: GateState, now: Instant) -> Why:
-        return self._limit.why(gate, now)
 
     def nth_at(self, gate: GateState, now: Instant, nth: int, turn: int) -> Instant:
         return now
@@ -131,8 +116,10 @@ class Suspended(Limit):
     def round_of(self, gate: GateState, now: Instant, nth: int, turn: int) -> tuple[int, int]:
         return nth, 0
 
-    def to_document(self) -> dict[str, Any]:
-        return self._limit.to_document()
+
+def suspended(limit: Limit) -> Limit:
+    """The same limit, suspended."""
+    return cast(Limit, Suspended(limit))
 
 
 def pause_name(by: By) -> str:

@@ -170,7 +170,9 @@ def checked_width(partitions: object) -> int:
 
 def checked_partition(queue: str, partition: object) -> None:
     if not isinstance(partition, Partition):
-        raise InvalidPolicy(f"{queue}: partition={shown(partition)} is none; declare app.queue(…, partitions=…)")
+        raise InvalidPolicy(
+            f"{queue}: partition={shown(partition)} is not a Partition; declare app.queue(…, partitions=…)"
+        )
     what = f"queue {partition.of!r}: partition_by={partition.by!r}"
     normalize_by(what, partition.by, "partition_by")
     if built_in := sorted(set(partition.by) & set(BUILT_IN)):
@@ -303,7 +305,7 @@ def _crossing(partition: Partition, limits: Iterable[Limit]) -> Iterator[Limit]:
                 f"queue {queue!r}: {limit!r} would run through several partitions, where nothing keeps its order; "
                 f"partition by one of its keys: partition_by={limit.by[0]!r}"
             )
-        if not limit.is_shareable or not limit.has_one_number:
+        if not limit.is_shareable:
             raise InvalidPolicy(
                 f"queue {queue!r}: {limit!r} looks across partitions, and only Concurrency and Rate with one number "
                 f"for all keys can; let each partition keep one for itself: per_partition=[…], or partition by its key"

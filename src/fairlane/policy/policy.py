@@ -31,9 +31,9 @@ from fairlane.policy.overrides import (
     Kind,
     Override,
     Overrides,
-    Suspended,
     pause_name,
     paused_by,
+    suspended,
 )
 from fairlane.policy.partitions import MOVING, Partition, checked_partition, is_crossing
 from fairlane.policy.sequence import Sequence
@@ -42,8 +42,6 @@ PRIORITY_STEP = 60 * SECOND
 LONGEST_STEP = 100 * 366 * 86_400 * SECOND
 WEIGHT = "weight"
 """The name under which a job brings its flow's weight along; limits have a colon in theirs."""
-MOST_LANES = 100_000
-"""Lanes whose gates are remembered."""
 _QUEUE_NAME = re.compile(rf"{NAME}\Z")
 
 
@@ -92,6 +90,9 @@ class BoundLimit:
         return self.limit.with_bound(value).room_at(AT_REST, 0) <= 0
 
 
+Place = tuple[bytes, BoundLimit, tuple[str | None, ...]]
+"""A gate by its id, with its limit and the values of its key."""
+
 _MOVING = BoundLimit(MOVING, Obstacle(Reason.MOVING), Level.LANE)
 
 
@@ -110,7 +111,8 @@ class Policy:
     """Changes by operators. They are not part of the declaration."""
 
     def __post_init__(self) -> None:
-        if not _is_queue_name(self.queue):
+        name: object = self.queue
+        if not isinstance(name, str) or _QUEUE_NAME.match(name) is None:
             raise InvalidPolicy(
                 f"queue {shown(self.queue)}: a queue's name has letters, digits, '_', '.', '-' and at most 120 of them"
             )
@@ -120,10 +122,6 @@ class Policy:
         object.__setattr__(self, "keys", normalize_by(what, self.keys, "keys"))
         if self.fair is not None and not isinstance(self.fair, Fair):
             raise InvalidPolicy(f"{what}: fair={shown(self.fair)} is not a fair share; use Fair(by=…)")
-        if not isinstance(self.overrides, Overrides):
-            raise InvalidPolicy(
-                f"{what}: overrides={shown(self.overrides)} are none; operators set them, leave them out"
-            )
         self._check_sequence(what)
         if self.partition is not None:
             checked_partition(what, self.partition)
@@ -234,13 +232,6 @@ class Policy:
     def _by_name(self) -> dict[str, BoundLimit]:
         return {bound.name: bound for bound in self.bound}
 
-    @cached_property
-    def plain_limits(self) -> dict[str, BoundLimit]:
-        """By name, the limits that hold for every key of this queue as they are declared."""
-        if self.overrides.limits or self.overrides.suspension:
-            return {}
-        return {bound.name: bound for bound in self.bound if bound.is_the_same_for_all and not bound.is_shared}
-
     def bound_named(self, name: str) -> BoundLimit | None:
         """A limit by the name of its gates. A pause has one too, also when nothing is paused any more."""
         found = self._by_name.get(name)
@@ -268,17 +259,19 @@ class Policy:
         """What holds for one key: the limit as it is declared, with the number that a job has brought along, or as an
         operator has changed it. `None`: it does not name this key.
         """
-        if isinstance(bound.limit, Obstacle) and bound.limit.reason is Reason.PAUSED:
-            return SHUT if values in self.overrides.pauses.get(bound.limit.by, {}) else OPEN
         limit = bound.limit.at(values, value)
-        if limit is None or not limit.is_declared:
-            return limit
+        if limit is None:
+            return None
+        if isinstance(limit, Obstacle):
+            if limit.reason is not Reason.PAUSED:
+                return limit
+            return SHUT if values in self.overrides.pauses.get(limit.by, {}) else OPEN
         if self.overrides.limits:
             scope = tuple(sorted(zip(limit.by, values, strict=True)))
             override = self.overrides.limits.get((bound.name, scope))
             if override is not None and override.value is not None:
                 limit = bound.limit.with_bound(override.value)
-        return Suspended(limit) if self.overrides.suspension and not bound.is_shared else limit
+        return suspended(limit) if self.overrides.suspension and not bound.is_shared else limit
 
     def is_stopped(self, bound: BoundLimit, values: tuple[str | None, ...], value: float | None = None) -> bool:
         """Whether a limit lets nothing of a key start although nothing of it runs: it is paused, or its number is 0."""
@@ -341,29 +334,12 @@ class Policy:
         return not self._holding or any(bound.is_shared or not bound.limit.is_of_starts for bound in self._holding)
 
     @cached_property
-    def has_rates(self) -> bool:
-        return any(bound.limit.is_of_starts for bound in self.bound)
-
-    @cached_property
     def stops_flows(self) -> bool:
         """Whether anything may hold back a whole flow."""
         return any(b.level is Level.FLOW for b in (*self.keyed_limits, *(b for b, _ in self._keyed_pauses)))
 
     def gate_of(self, bound: BoundLimit, values: tuple[str | None, ...]) -> bytes:
         return gate_id(self.queue, bound.name, values)
-
-    @cached_property
-    def _passes(self) -> dict[bytes, list[tuple[bytes, BoundLimit]]]:
-        return {}
-
-    def passes(self, lane: bytes, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
-        """The same for a lane by its id, worked out once: a lane's keys never change, and claim after claim asks."""
-        found = self._passes.get(lane)
-        if found is None:
-            if len(self._passes) >= MOST_LANES:
-                self._passes.clear()
-            found = self._passes[lane] = self.gates_of(priority, keys)
-        return found
 
     def gates_of(self, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
         """The keyed gates that a lane's jobs pass."""
@@ -420,20 +396,30 @@ class Policy:
         limits = tuple(in_force.get(limit.name, limit) if limit.name else limit for limit in self.limits)
         return self if limits == self.limits else replace(self, limits=limits)
 
-    def sequence_gate(self, priority: int, keys: Keys) -> tuple[bytes, BoundLimit] | None:
+    def sequence_gate(self, priority: int, keys: Keys) -> Place | None:
         """Where the jobs of a lane wait for one another, if they run in sequence."""
-        if self.sequence is None:
-            return None
-        return self.gate_of(self.sequence, select(self.sequence.limit.by, keys, priority)), self.sequence
+        return None if self.sequence is None else self._place(self.sequence, priority, keys)
+
+    def _place(self, bound: BoundLimit, priority: int, keys: Keys) -> Place:
+        key = select(bound.limit.by, keys, priority)
+        return self.gate_of(bound, key), bound, key
 
     @cached_property
     def backlogs(self) -> tuple[BoundLimit, ...]:
         """The limits that count who waits."""
         return tuple(bound for bound in self.bound if bound.limit.is_of_producers)
 
-    def backlog_gates(self, priority: int, keys: Keys) -> list[tuple[bytes, BoundLimit]]:
+    def backlog_gates(self, priority: int, keys: Keys) -> list[Place]:
         """Where the ready jobs of a lane are counted."""
-        return [(self.gate_of(b, select(b.limit.by, keys, priority)), b) for b in self.backlogs]
+        return [self._place(bound, priority, keys) for bound in self.backlogs]
+
+    @cached_property
+    def _rung(self) -> tuple[BoundLimit, ...]:
+        return tuple(bound for bound in self.bound if bound.limit.is_rung_by_arrivals)
+
+    def rung_gates(self, priority: int, keys: Keys, *, resumed: bool) -> list[Place]:
+        """Gates that jobs change when they become ready, or (`resumed`) keep their place no more."""
+        return [self._place(b, priority, keys) for b in self._rung if resumed or b.limit.is_of_producers]
 
     @cached_property
     def fair_by(self) -> By:
@@ -551,10 +537,6 @@ def checked_limits(what: str, parameter: str, given: object) -> tuple[Limit, ...
     return limits
 
 
-def _is_queue_name(name: object) -> bool:
-    return isinstance(name, str) and _QUEUE_NAME.match(name) is not None
-
-
 def check_agreement(policy: Policy, others: Iterable[Policy]) -> None:
     """Refuse a policy that shares a limit with another one of the same program and gives it other figures."""
     declared = {limit.name: (other.queue, limit) for other in others for limit in other.limits if limit.name}
@@ -633,9 +615,9 @@ def parse_policy(document: dict[str, Any], source: str) -> Policy:
 
 def _refuse_unknown(document: dict[str, Any], policy: Policy) -> None:
     """A field that nobody reads is a mistake: what would be tried is not what was meant."""
-    # What `policy show --json` says besides.
-    told = {"version", "declared", "overrides", "drift"}
-    unknown = sorted({*document} - {*policy.to_document()} - told)
+    # What `policy show --json` prints besides.
+    printed = {"version", "declared", "overrides", "drift"}
+    unknown = sorted({*document} - {*policy.to_document()} - printed)
     for given, limit in zip(document.get("limits", []), policy.limits, strict=True):
         unknown += [f"{name} (of {given['kind']})" for name in sorted({*given} - {*limit.to_document(), "burst"})]
     if unknown:

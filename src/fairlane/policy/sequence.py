@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fairlane.clock import Instant
 from fairlane.errors import InvalidOverride, InvalidPolicy
 from fairlane.parameters import known_options, shown
-from fairlane.policy.gates import Ending, GateState, Reason, Why
+from fairlane.policy.gates import GateState, Reason, Release, Why
 from fairlane.policy.keys import By, normalize_by
 from fairlane.policy.limits import Limit
 
@@ -44,7 +44,7 @@ class Sequence(Limit):
     def room_at(self, gate: GateState, now: Instant) -> int:
         return 0 if gate.in_flight > 0 else 1
 
-    def free(self, gate: GateState, ending: Ending, now: Instant, held: int | None, task: str | None) -> bool:
+    def free(self, gate: GateState, ending: Release, now: Instant, held: int | None, task: str | None) -> bool:
         gate.in_flight = max(0, gate.in_flight - (ending.ended + ending.unstarted - ending.kept))
         return True
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from fairlane.clock import Instant
 from fairlane.policy.gates import GateState
-from fairlane.policy.keys import Keys, gate_id, select, shared_gate_id
+from fairlane.policy.keys import gate_id, select, shared_gate_id
 from fairlane.policy.limits import PLANNED_AHEAD, Limit, Rate
 from fairlane.policy.policy import BoundLimit, Level, Policy
 from fairlane.scheduler.snapshot import (
@@ -45,34 +45,14 @@ LEAST_CHARGE = 1e-6
 RECHECK = 100_000
 """Microseconds after which room that a woken lane has not used is offered again."""
 
+Entry = tuple[Any, ...]
+"""What a list of pieces is ordered by, and last the piece or its id."""
+
 IDLE, READY, PARKED = int(Standing.IDLE), int(Standing.READY), int(Standing.PARKED)
 
 
 class Gate(GateState):
     """One limit for one key. It stays in memory; what concerns one claim alone is begun anew with each."""
-
-    __slots__ = (
-        "alarm",
-        "awake",
-        "before",
-        "bound",
-        "denied",
-        "dirty",
-        "given_by",
-        "id",
-        "is_of_queue",
-        "is_resident",
-        "key",
-        "known",
-        "limit",
-        "name",
-        "planned",
-        "shared",
-        "smooth",
-        "value",
-        "waited",
-        "wake_at",
-    )
 
     def __init__(self, row: GateRow, bound: BoundLimit, limit: Limit) -> None:
         super().__init__(row.in_flight, row.tat, _decoded(row.memo), row.waiting)
@@ -96,7 +76,7 @@ class Gate(GateState):
         """Take part in another claim."""
         self.shared: SharedGate | None = None
         self.known = 0
-        """How many of those who wait on it the plan has been told of."""
+        """How many of those who wait on it the store has named to the plan."""
         self.before: Instant | None = None
         """What `tat` was before the first start of this claim."""
         self.waited = self.waiting
@@ -211,29 +191,6 @@ class Lane:
     """One lane. `heads` are its first ready jobs that are known and not started: every one from its floor to the last
     of them."""
 
-    __slots__ = (
-        "dirty",
-        "entry",
-        "exhausted",
-        "floor",
-        "flow",
-        "gate",
-        "gates",
-        "head",
-        "heads",
-        "id",
-        "in_flight",
-        "keys",
-        "next_head",
-        "passes",
-        "priority",
-        "rank",
-        "ready",
-        "standing",
-        "tag",
-        "was",
-    )
-
     def __init__(self, row: LaneRow, flow: Flow) -> None:
         self.id = row.id
         self.flow = flow
@@ -242,9 +199,9 @@ class Lane:
         self.passes: list[tuple[bytes, BoundLimit]] | None = None
         self.gates: list[Gate] | None = None
         """The keyed gates that its jobs pass, where they are known."""
-        self.entry: tuple[int, bytes | None, tuple[Any, ...]] | None = None
-        """Where an index has it: its standing, whose list it is in, and its place there."""
-        self.next_head = 0
+        self.entry: tuple[list[Entry], Entry] | None = None
+        """The list that has it, and its place there."""
+        self.next_head: int = 0
         self.take_over(row)
         self.begin()
 
@@ -320,41 +277,13 @@ class Flow:
     Up to the order `reach` every ready lane is among them; beyond it there may be one that goes before these.
     """
 
-    __slots__ = (
-        "cost",
-        "debt",
-        "dirty",
-        "entry",
-        "gate",
-        "given_by",
-        "id",
-        "key",
-        "known",
-        "lanes",
-        "loaded",
-        "open",
-        "opened",
-        "own_weight",
-        "queued",
-        "reach",
-        "ready",
-        "shut",
-        "standing",
-        "tie",
-        "used",
-        "vtime",
-        "weight",
-    )
-
     def __init__(self, row: FlowRow, weight: float) -> None:
         self.id = row.id
         self.key = row.key
-        self.entry: tuple[int, bytes | None, tuple[Any, ...]] | None = None
-        """Where an index has it: its standing, the gate in whose list it is, and its place there."""
-        self.ready: list[tuple[int, bytes, Lane]] = []
+        self.entry: tuple[list[Entry], Entry] | None = None
+        """The list that has it, and its place there."""
+        self.ready: list[Entry] = []
         """Its ready lanes in memory, by order, as they were when the claim began: all of them, if they are `opened`."""
-        self.used = 0
-        """The last change of the board that it had a part in."""
         self.take_over(row, weight)
         self.begin()
 
@@ -406,10 +335,6 @@ class Flow:
     def reorder(self, lane: Lane) -> None:
         """The order of the first lane has changed."""
         heapreplace(self.lanes, (lane.order, lane.id, lane))
-
-    def most(self) -> float:
-        """How many jobs it can start, as far as the board shows."""
-        return sum(lane.ready for _, _, lane in self.lanes) if self.loaded >= self.open else math.inf
 
     @property
     def lacks_lanes(self) -> bool:
@@ -562,7 +487,7 @@ class Board:
         return [self.policy.gate_of(bound, tuple(row.key)) for bound, row in bounds if bound is not None]
 
     def unknown_shared(self, gates: Iterable[bytes]) -> tuple[bytes, ...]:
-        """The shared gates behind these and behind those on the board that the store has not told of yet."""
+        """The shared gates behind these and behind those on the board that the store was not asked for yet."""
         wanted = {self._shared_behind[gate] for gate in gates if gate in self._shared_behind}
         wanted.update(shared.id for shared in self.shared.values() if not shared.is_known)
         wanted -= self._asked_shared
@@ -595,7 +520,7 @@ class Board:
         """The keyed gates that its jobs pass, by id, with their limits."""
         # Asked for several times in a claim, and always the same.
         if lane.passes is None:
-            lane.passes = self.policy.passes(lane.id, lane.priority, lane.keys)
+            lane.passes = self.policy.gates_of(lane.priority, lane.keys)
         if self.policy.keyed_shared_limits:
             for gate, bound in lane.passes:
                 if bound.is_shared and gate not in self._shared_behind:
@@ -615,18 +540,8 @@ class Board:
             ]
         return lane.gates
 
-    def sequence_gate(self, priority: int, keys: Keys) -> Gate | None:
-        """The gate at which the jobs of a lane wait for one another, if they run in sequence."""
-        found = self.policy.sequence_gate(priority, keys)
-        return None if found is None else self.gate(*found, select(found[1].limit.by, keys, priority))
-
-    def backlog_gates(self, priority: int, keys: Keys) -> list[Gate]:
-        """Where the ready jobs of a lane are counted."""
-        found = self.policy.backlog_gates(priority, keys)
-        return [self.gate(gate_id, bound, select(bound.limit.by, keys, priority)) for gate_id, bound in found]
-
     def queue_gates(self) -> list[Gate]:
-        """The gates of the whole queue. Asked for once the store has told of them."""
+        """The gates of the whole queue. Asked for once the store has named them."""
         if self._queue_gates is None:
             self._queue_gates = [self.gate(gate_id, bound, ()) for gate_id, bound in self.policy.queue_gates]
         return self._queue_gates
@@ -642,9 +557,6 @@ class Board:
 
 def gate_of(policy: Policy, row: GateRow) -> Gate | None:
     """A gate as it is stored. `None`: its limit is no more, or not for this key; such a gate is left alone."""
-    bound = policy.plain_limits.get(row.limit)
-    if bound is not None:
-        return Gate(row, bound, bound.limit)
     bound = policy.bound_named(row.limit)
     limit = None if bound is None else policy.limit_at(bound, tuple(row.key), row.value)
     return None if bound is None or limit is None else Gate(row, bound, limit)
@@ -676,22 +588,6 @@ def deal(room: int, taken: list[int]) -> list[int]:
 
 class SharedGate(GateState):
     """What all queues share of one limit for one key, being worked on."""
-
-    __slots__ = (
-        "before",
-        "contenders",
-        "declared",
-        "dirty",
-        "id",
-        "is_known",
-        "key",
-        "limit",
-        "name",
-        "queue",
-        "taken",
-        "value",
-        "was_rung",
-    )
 
     def __init__(self, row: SharedGateRow, declared: Limit, queue: str, limit: Limit | None = None) -> None:
         self.id = row.id
@@ -742,7 +638,7 @@ class SharedGate(GateState):
 
     def free(self, release: SharedRelease, now: Instant) -> None:
         """Take note of claims that ended, in whatever queue."""
-        if self.limit.free(self, release, now, max(0, now - release.since), release.task):
+        if self.limit.free(self, release.ending, now, max(0, now - release.since), release.task):
             self.dirty = True
         if self.limit.counts_in_flight:
             ended = release.ended + release.unstarted
@@ -763,7 +659,7 @@ class SharedGate(GateState):
         self.contenders.pop(self.queue, None)
         for each in list(self.contenders.values()):
             if each.until is not None and each.until <= now:
-                # It did not come. What was rung for it still tells it to look when it does.
+                # It did not come. What was rung for it still makes it look when it does.
                 self._keep(Contender(each.queue, each.taken))
         others = [each for each in self.contenders.values() if each.waits]
         parts = deal(max(0, self.declared.room_at(self, now)), [each.taken for each in others])

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field
 from heapq import heappop, heappush, nsmallest
 from math import inf
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from fairlane.clock import SECOND, Instant
 from fairlane.policy.gates import GateState
 from fairlane.policy.limits import UNBOUNDED, Concurrency, Limit
+from fairlane.scheduler.journal import MAX_LAG
 from fairlane.scheduler.plan import SIBLINGS
 from fairlane.stats.keys import MINUTE, Minute
 
@@ -25,16 +27,16 @@ T = TypeVar("T")
 
 TURNAROUND = 8_000
 """Microseconds between the end of a run and the next start in its place: a settlement and a claim take that long."""
-TELLING = 10 * SECOND
-"""Starts must go on for so long before they say how fast things go."""
+LONG_ENOUGH = 10 * SECOND
+"""Starts must go on for so long before they show how fast things go."""
 OLD_ENOUGH = SECOND
-"""What has only just begun says nothing of how long runs take."""
+"""What has only just begun does not show how long runs take."""
 ASSUMED = (100_000, SECOND)
 """Run times to try where none is known, and runs are taken to be short."""
 ANY = (100_000, 24 * 3_600 * SECOND)
 """Run times to try where none is known: what is the same for both depends on limits alone."""
 RECENT = 5
-"""Minutes that say how fast things go now."""
+"""Minutes that show how fast things go now."""
 
 
 def run_time_of(known: int, ages: Sequence[int]) -> int:
@@ -44,11 +46,11 @@ def run_time_of(known: int, ages: Sequence[int]) -> int:
     return max(known, mean) if known and mean >= OLD_ENOUGH else known
 
 
-def at_any_run_time(run_time: int, told: Callable[[int], T], assumed: tuple[int, int] = ASSUMED) -> T | None:
-    """What is told for a run time; where none is known (0), what is told for any. `None`: it depends on it."""
+def at_any_run_time(run_time: int, estimate: Callable[[int], T], assumed: tuple[int, int] = ASSUMED) -> T | None:
+    """The estimate for a run time; where none is known (0), the one that holds for any. `None`: it depends on it."""
     if run_time:
-        return told(run_time)
-    short, long = map(told, assumed)
+        return estimate(run_time)
+    short, long = map(estimate, assumed)
     return short if short == long else None
 
 
@@ -62,29 +64,29 @@ class Seen(msgspec.Struct, frozen=True):
         """Starts a second in the whole minutes since then, up to the last few, from the first to the last of them;
         `None`: too little was seen.
 
-        To be asked of a time in which jobs waited: how fast a queue goes that has nothing to do says nothing.
+        To be asked of a time in which jobs waited: a queue that has nothing to do does not show how fast it can go.
         """
         if since is None:
             return None
         first = max(-(-since // MINUTE), self.until // MINUTE - RECENT)
-        seen = [(each.started, each.claimed_in) for each in self.minutes if each.number >= first]
-        within = [each for _, each in seen if each is not None]
+        seen = [each for each in self.minutes if each.number >= first]
+        within = [each.claimed_in for each in seen if each.claimed_in is not None]
         passed = max(each.last for each in within) - min(each.first for each in within) if within else 0
-        started = sum(count for count, _ in seen)
-        return started * SECOND / passed if started and passed >= TELLING else None
+        started = sum(each.started for each in seen)
+        return started * SECOND / passed if started and passed >= LONG_ENOUGH else None
 
 
 def drains_at(gates: Iterable[tuple[Limit, GateState, int]], now: Instant, run_time: int) -> Instant | None:
     """When each of these gates has let as many jobs start as it is given with; `run_time` is 0 if it is not known.
-    `None`: no gate says so, it depends on a run time that is not known, or somebody has to act first."""
+    `None`: there is no such gate, it depends on a run time that is not known, or somebody has to act first."""
     # A pause that is over is no limit.
     passed = [each for each in gates if each[0].is_declared or each[0].room_at(each[1], now) <= 0]
     if any(limit.nth_at(gate, now, 1, run_time + TURNAROUND) is None for limit, gate, _ in passed):
         return None
-    return at_any_run_time(run_time, lambda assumed: _together(passed, now, assumed + TURNAROUND), ANY)
+    return at_any_run_time(run_time, lambda assumed: _all_drained(passed, now, assumed + TURNAROUND), ANY)
 
 
-def _together(passed: list[tuple[Limit, GateState, int]], now: Instant, turn: int) -> Instant | None:
+def _all_drained(passed: list[tuple[Limit, GateState, int]], now: Instant, turn: int) -> Instant | None:
     """When each gate has let as many through as it has to. Where places come round again, whatever held up the first
     that took them has held up all who follow."""
     times = []
@@ -94,7 +96,7 @@ def _together(passed: list[tuple[Limit, GateState, int]], now: Instant, turn: in
             continue
         place, later = limit.round_of(gate, now, nth, turn)
         others = [(each, its, min(n, place)) for other, (each, its, n) in enumerate(passed) if other != at]
-        first = _together(others, now, turn) if later else None
+        first = _all_drained(others, now, turn) if later else None
         times.append(max(opens, (first or now) + later))
     return max(times, default=None)
 
@@ -102,22 +104,69 @@ def _together(passed: list[tuple[Limit, GateState, int]], now: Instant, turn: in
 MOST_STARTS = 2_000
 """Starts that one attempt makes; if they do not suffice, the next one makes them in larger bundles."""
 LARGER = 8
-MOST_LAG = 1_000
-"""How many of its own jobs a flow that waits at gates may fall behind the others."""
 
 
-class Passed(msgspec.Struct, frozen=True):
-    """A gate that jobs have to pass."""
+class Passed(GateState):
+    """A gate that jobs have to pass, as it was when this was made: the plan may go on with it."""
 
-    limit: Limit
-    gate: GateState
-    sharers: int = 1
-    """Queues that wait for a shared one, this one included: each start here goes with one in every other."""
+    __slots__ = ("_found", "is_of_queue", "limit", "parked", "sharers", "turnaround")
+
+    def __init__(self, limit: Limit, gate: GateState, sharers: int = 1) -> None:
+        self.limit = limit
+        self.sharers = sharers
+        """Queues that wait for a shared one, this one included: each start here goes with one in every other."""
+        self._found = gate.in_flight, gate.tat, deepcopy(gate.memo)
+        self.begin()
+
+    def begin(self) -> None:
+        """Take part in another attempt."""
+        in_flight, tat, memo = self._found
+        super().__init__(in_flight, tat, deepcopy(memo))
+        self.is_of_queue = False
+        self.turnaround = 0
+        """Microseconds between the end of a run and the next start in its place."""
+        self.parked: dict[Entrants, tuple[float, float, int]] = {}
+        """The lanes that wait here, each with its place."""
+
+    def room(self, now: Instant) -> int:
+        return self.limit.room_at(self, now) if self.limit.is_foreseen else UNBOUNDED
+
+    def wake(self) -> Entrants:
+        """Let one lane go on: that of the flow whose turn it was when it came here, and of that flow the first. Nobody
+        is parked at a gate of the whole queue: there it counts whose turn it is now."""
+        if self.is_of_queue:
+            lane = min(self.parked, key=lambda each: (each.flow.turn, each.is_subject, each.order, self.parked[each]))
+        else:
+            first = nsmallest(1 + SIBLINGS, self.parked, key=self.parked.__getitem__)
+            lane = min((each for each in first if each.flow is first[0].flow), key=lambda each: each.order)
+        del self.parked[lane]
+        return lane
 
 
-class Entrants(msgspec.Struct, frozen=True):
+@dataclass(eq=False, slots=True)
+class Contestant:
+    """A flow that takes turns."""
+
+    tag: float
+    step: float
+    """What a turn adds to its virtual time."""
+    run_time: int
+    """Microseconds that one of its jobs runs; 0: not known."""
+    turn: float = 0.0
+    """Its virtual time, in an attempt."""
+    lanes: list[tuple[float, bool, int, Entrants]] = field(default_factory=list)
+    """Those that may start a job, in an attempt."""
+    is_queued: bool = False
+
+    def begin(self) -> None:
+        self.turn, self.lanes, self.is_queued = self.tag, [], False
+
+
+@dataclass(eq=False, slots=True)
+class Entrants:
     """The jobs of one lane."""
 
+    flow: Contestant
     jobs: int
     gates: tuple[bytes, ...]
     """Those of the whole queue are passed by everybody, and not named."""
@@ -129,27 +178,21 @@ class Entrants(msgspec.Struct, frozen=True):
     """The gate that it waits at, and the virtual time of its flow when it came there."""
     is_pool: bool = False
     """Its jobs are some of those that nobody has looked at."""
-
-
-class Contestant(msgspec.Struct, frozen=True):
-    """A flow that takes turns."""
-
-    tag: float
-    step: float
-    """What a turn adds to its virtual time."""
-    run_time: int
-    """Microseconds that one of its jobs runs; 0: not known, to be filled in before a rehearsal."""
-    lanes: list[Entrants]
+    is_subject: bool = False
+    """The subject is its last job."""
+    left: int = 0
+    started: int = 0
+    order: float = 0.0
+    """Where its next job stands in its flow: between its first and the subject, or behind that."""
 
 
 class Contest(msgspec.Struct, frozen=True):
     """Everybody who may go before a job, and what they have to pass."""
 
-    own: Contestant
-    """The subject's flow, its own lane first: of that, only the jobs before it."""
+    lanes: list[Entrants]
+    """The subject's own lane first: of that, only the jobs before it."""
     position: float
     """Where the subject stands among the jobs of its flow."""
-    rivals: list[Contestant]
     gates: Mapping[bytes, Passed]
     of_queue: tuple[bytes, ...]
     pool: int
@@ -158,151 +201,90 @@ class Contest(msgspec.Struct, frozen=True):
     running: int
 
 
-class Told(NamedTuple):
-    """When the subject starts, and how many jobs of the queue start before it."""
+def rehearse(contest: Contest, now: Instant, run_time: int) -> tuple[Instant, int]:
+    """When the subject starts, and how many jobs start before it, if what runs now has just begun and nothing joins.
 
-    at: Instant
-    before: int
-
-
-def rehearse(contest: Contest, now: Instant) -> Told:
-    """When the subject starts, if what runs now has just begun and nothing joins. A gate that nothing opens, neither
-    time nor the end of a run, is taken to be open when everything else has stopped."""
+    `run_time` is that of flows of which none is known. A gate that nothing opens, neither time nor the end of a run, is
+    taken to be open when everything else has stopped.
+    """
     bundle = 1
-    while (told := _Stage(contest, now, bundle).play()) is None:
+    while (found := _Attempt(contest, now, run_time, bundle).play()) is None:
         bundle *= LARGER
-    return told
+    return found
 
 
-class _Gate(GateState):
-    """A gate in a rehearsal."""
+class _Attempt:
+    """A rehearsal that starts jobs in bundles of one size."""
 
-    def __init__(self, passed: Passed, bundle: int) -> None:
-        super().__init__(passed.gate.in_flight, passed.gate.tat, deepcopy(passed.gate.memo))
-        self.limit = passed.limit
-        self.width = passed.sharers * bundle
-        """What one start takes."""
-        self.is_of_queue = False
-        self.turnaround = 0
-        """Microseconds between the end of a run and the next start in its place."""
-        self.parked: dict[_Lane, tuple[float, float, int]] = {}
-        """Who waits here, each with its place."""
-
-    def room(self, now: Instant) -> int:
-        return self.limit.room_at(self, now) if self.limit.is_foreseen else UNBOUNDED
-
-    def take(self, now: Instant, run_time: int) -> tuple[Instant, int] | None:
-        """Charge a start; say until when it holds how many places of those that runs hold."""
-        if not self.limit.is_foreseen:
-            return None
-        return self.limit.take_many(self, now, self.width, run_time + self.turnaround)
-
-    def wake(self) -> _Lane:
-        """Let one lane go on: that of the flow whose turn it was when it came here, and of that flow the first. Nobody
-        is parked at a gate of the whole queue: there it counts whose turn it is now."""
-        if self.is_of_queue:
-            lane = min(self.parked, key=lambda each: (each.flow.tag, each.is_subject, each.order, self.parked[each]))
-        else:
-            first = nsmallest(1 + SIBLINGS, self.parked, key=self.parked.__getitem__)
-            lane = min((each for each in first if each.flow is first[0].flow), key=lambda each: each.order)
-        del self.parked[lane]
-        return lane
-
-
-class _Lane:
-    """A lane in a rehearsal."""
-
-    def __init__(
-        self, entrants: Entrants, flow: _Flow, gates: list[_Gate], position: float, bundle: int, jobs: int
-    ) -> None:
-        self.entrants, self.flow, self.gates = entrants, flow, gates
-        self.left, self.started, self.is_subject = jobs, 0, False
-        ahead = entrants.jobs if entrants.ahead is None else entrants.ahead
-        self._ahead = -(-ahead // bundle)
-        self._first, self._position = entrants.first, position
-        self._each = (position - entrants.first) / self._ahead if self._ahead and entrants.first > -inf else 0.0
-
-    @property
-    def order(self) -> float:
-        """Where its next job stands in its flow: between its first and the subject, or behind that."""
-        if self.started < self._ahead:
-            return self._first + self._each * self.started
-        return self._position if self.is_subject else inf
-
-
-class _Flow:
-    """A flow in a rehearsal."""
-
-    def __init__(self, contestant: Contestant, bundle: int, *, is_own: bool) -> None:
-        self.tag, self.step, self.run_time = contestant.tag, contestant.step * bundle, contestant.run_time
-        self.lanes: list[tuple[float, bool, int, _Lane]] = []
-        self.is_own, self.is_queued = is_own, False
-
-
-class _Stage:
-    """One attempt."""
-
-    def __init__(self, contest: Contest, now: Instant, bundle: int) -> None:
-        self.contest, self.now, self.bundle = contest, now, bundle
-        self.gates = {each: _Gate(passed, bundle) for each, passed in contest.gates.items()}
-        slots = _Gate(Passed(Concurrency(contest.slots), GateState(contest.running)), bundle)
-        self.of_queue = [*(self.gates[each] for each in contest.of_queue), slots]
+    def __init__(self, contest: Contest, now: Instant, run_time: int, bundle: int) -> None:
+        self.contest, self.now, self.run_time, self.bundle = contest, now, run_time, bundle
         self.pool = -(-contest.pool // bundle)
-        self.ends: list[tuple[Instant, int, list[tuple[_Gate, int]]]] = []
-        self.flows: list[tuple[float, bool, int, _Flow]] = []
+        self.ends: list[tuple[Instant, int, Passed, int]] = []
+        self.flows: list[tuple[float, bool, int, Contestant]] = []
         self.starts = self.order = 0
         self.cursor = -inf
-        self.subject: _Lane | None = None
-        for gate in (*(self.gates[each] for each in contest.own.lanes[0].gates if each in self.gates), *self.of_queue):
+        slots = Passed(Concurrency(contest.slots), GateState(contest.running))
+        for gate in contest.gates.values():
+            gate.begin()
+        self.of_queue = [*(contest.gates[each] for each in contest.of_queue), slots]
+        self.own, *others = contest.lanes
+        for gate in (*self._gates(self.own), *self.of_queue):
             # Where only others pass, nobody is taken to be slower than can be known: they would be less in the way.
             gate.turnaround = TURNAROUND
         for gate in self.of_queue:
             gate.is_of_queue = True
-        for flow in (contest.own, *contest.rivals):
-            self._enter(flow, is_own=flow is contest.own)
-        holding = [(gate, gate.in_flight) for gate in (*self.gates.values(), slots) if gate.in_flight > 0]
-        if counted := [(gate, held) for gate, held in holding if gate.limit.counts_in_flight]:
-            heappush(self.ends, (now + contest.own.run_time + TURNAROUND, 0, counted))
+        for lane in contest.lanes:
+            lane.flow.begin()
+        # Its own place follows those before it, and in bundles the place after that says when it has started.
+        self._enter(self.own, self.own.jobs // bundle + 1 + (bundle > 1))
+        for lane in others:
+            self._enter(lane, -(-lane.jobs // bundle))
+        ended = now + (self.own.flow.run_time or run_time) + TURNAROUND
+        for gate in (*contest.gates.values(), slots):
+            if gate.in_flight > 0 and gate.limit.counts_in_flight:
+                self.ends.append((ended, len(self.ends), gate, gate.in_flight))
+        self.order += len(self.ends)
 
-    def _enter(self, contestant: Contestant, *, is_own: bool) -> None:
-        bundle = self.bundle
-        flow = _Flow(contestant, bundle, is_own=is_own)
-        for nth, each in enumerate(contestant.lanes):
-            jobs = -(-each.jobs // bundle)
-            if is_own and not nth:
-                # Its own place follows those before it, and in bundles the place after that says when it has started.
-                jobs = each.jobs // bundle + 1 + (bundle > 1)
-            gates = [self.gates[gate] for gate in each.gates if gate in self.gates]
-            lane = _Lane(each, flow, gates, self.contest.position, bundle, jobs)
-            if is_own and not nth:
-                self.subject, lane.is_subject = lane, True
-            if each.parked is not None and each.parked[0] in self.gates and lane.left > 0:
-                self._park(lane, self.gates[each.parked[0]], each.parked[1])
-            else:
-                self._join(lane)
+    def _gates(self, lane: Entrants) -> list[Passed]:
+        gates = self.contest.gates
+        return [gates[each] for each in lane.gates if each in gates]
 
-    def _join(self, lane: _Lane) -> None:
+    def _enter(self, lane: Entrants, jobs: int) -> None:
+        lane.left, lane.started, lane.order = jobs, 0, self._order(lane, 0)
+        if lane.parked is not None and lane.parked[0] in self.contest.gates and jobs > 0:
+            self._park(lane, self.contest.gates[lane.parked[0]], lane.parked[1])
+        else:
+            self._join(lane)
+
+    def _order(self, lane: Entrants, started: int) -> float:
+        position = self.contest.position
+        ahead = -(-(lane.jobs if lane.ahead is None else lane.ahead) // self.bundle)
+        if started >= ahead:
+            return position if lane.is_subject else inf
+        return lane.first + ((position - lane.first) / ahead * started if lane.first > -inf else 0.0)
+
+    def _join(self, lane: Entrants) -> None:
         """Let a lane take part again. Where it is a tie, the subject comes last."""
         if lane.left <= 0:
             return
         self.order += 1
         flow = lane.flow
-        heappush(flow.lanes, (lane.order, lane is self.subject, self.order, lane))
+        heappush(flow.lanes, (lane.order, lane.is_subject, self.order, lane))
         if not flow.is_queued:
-            flow.tag = max(flow.tag, self.cursor - MOST_LAG * flow.step)
+            flow.turn = max(flow.turn, self.cursor - MAX_LAG * flow.step * self.bundle)
             self._queue(flow)
 
-    def _queue(self, flow: _Flow) -> None:
+    def _queue(self, flow: Contestant) -> None:
         flow.is_queued = True
-        heappush(self.flows, (flow.tag, flow.is_own, self.order, flow))
+        heappush(self.flows, (flow.turn, flow is self.own.flow, self.order, flow))
 
-    def play(self) -> Told | None:
+    def play(self) -> tuple[Instant, int] | None:
         while self.starts < MOST_STARTS:
             if self.flows:
                 if self._turn():
-                    return Told(self.now, (self.starts - 1) * self.bundle)
+                    return self.now, (self.starts - 1) * self.bundle
             elif not self._go_on():
-                return Told(self.now, self.starts * self.bundle)
+                return self.now, self.starts * self.bundle
         return None
 
     def _turn(self) -> bool:
@@ -313,37 +295,44 @@ class _Stage:
             flow.is_queued = False
             return False
         lane = flow.lanes[0][3]
-        shut = next((gate for gate in (*lane.gates, *self.of_queue) if gate.room(self.now) <= 0), None)
+        gates = [*self._gates(lane), *self.of_queue]
+        shut = next((gate for gate in gates if gate.room(self.now) <= 0), None)
         if shut is not None:
             heappop(flow.lanes)
-            self._park(lane, shut, flow.tag)
+            self._park(lane, shut, flow.turn)
             return False
-        return self._start(flow, lane)
-
-    def _park(self, lane: _Lane, gate: _Gate, tag: float) -> None:
-        self.order += 1
-        gate.parked[lane] = (tag, lane.order, self.order)
-
-    def _start(self, flow: _Flow, lane: _Lane) -> bool:
-        if lane.entrants.is_pool:
+        if lane.is_pool:
             if self.pool <= 0:
                 heappop(flow.lanes)
                 return False
             self.pool -= 1
+        return self._start(lane, gates)
+
+    def _park(self, lane: Entrants, gate: Passed, turn: float) -> None:
+        self.order += 1
+        gate.parked[lane] = (turn, lane.order, self.order)
+
+    def _start(self, lane: Entrants, gates: list[Passed]) -> bool:
+        flow = lane.flow
         self.starts += 1
         lane.left -= 1
         lane.started += 1
-        if lane is self.subject and not lane.left:
+        lane.order = self._order(lane, lane.started)
+        if lane.is_subject and not lane.left:
             return True
-        for gate in (*lane.gates, *self.of_queue):
-            if (taken := gate.take(self.now, flow.run_time)) is not None:
+        turn = flow.run_time or self.run_time
+        for gate in gates:
+            if not gate.limit.is_foreseen:
+                continue
+            held = gate.limit.take_many(gate, self.now, self.bundle * gate.sharers, turn + gate.turnaround)
+            if held is not None:
                 self.order += 1
-                heappush(self.ends, (taken[0], self.order, [(gate, taken[1])]))
-        self.cursor = max(self.cursor, flow.tag)
+                heappush(self.ends, (held[0], self.order, gate, held[1]))
+        self.cursor = max(self.cursor, flow.turn)
         heappop(flow.lanes)
         heappop(self.flows)
         flow.is_queued = False
-        flow.tag += flow.step
+        flow.turn += flow.step * self.bundle
         self._join(lane)
         if not flow.is_queued and flow.lanes:
             self.order += 1
@@ -354,28 +343,18 @@ class _Stage:
         """Let those try who were turned away and for whom there is room; if there are none, let time pass until there
         may be. Whether anything is left that can happen."""
         while True:
-            if self._wake():
+            waited_for = [gate for gate in (*self.contest.gates.values(), self.of_queue[-1]) if gate.parked]
+            woken = [gate.wake() for gate in waited_for for _ in range(min(len(gate.parked), gate.room(self.now)))]
+            if woken:
+                for lane in woken:
+                    self._join(lane)
                 return True
-            moments = [
-                at
-                for gate in self._waited_for()
-                if (at := gate.limit.opens_again_at(gate)) is not None and at > self.now
-            ]
+            opening = (gate.limit.opens_again_at(gate) for gate in waited_for)
+            moments = [at for at in opening if at is not None and at > self.now]
             moments += [self.ends[0][0]] if self.ends else []
             if not moments:
                 return False
             self.now = min(moments)
             while self.ends and self.ends[0][0] <= self.now:
-                for gate, places in heappop(self.ends)[2]:
-                    gate.in_flight = max(0, gate.in_flight - places)
-
-    def _waited_for(self) -> Iterable[_Gate]:
-        return [gate for gate in (*self.gates.values(), self.of_queue[-1]) if gate.parked]
-
-    def _wake(self) -> bool:
-        is_any = False
-        for gate in self._waited_for():
-            for _ in range(min(len(gate.parked), gate.room(self.now))):
-                is_any = True
-                self._join(gate.wake())
-        return is_any
+                *_, gate, places = heappop(self.ends)
+                gate.in_flight = max(0, gate.in_flight - places)

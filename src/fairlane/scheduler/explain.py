@@ -7,7 +7,6 @@ words. What a gate says here is what it says to a claim: it is asked the same wa
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from copy import copy, deepcopy
 from itertools import zip_longest
 from math import inf
 from shlex import quote
@@ -19,12 +18,12 @@ from msgspec.structs import replace
 
 from fairlane.clock import SECOND, Instant, lasting
 from fairlane.job import SUSPECT_FROM, State
-from fairlane.policy.gates import Origin, Reason, Why
+from fairlane.policy.gates import Origin, Reason
 from fairlane.policy.keys import key_words, lane_id, select
 from fairlane.policy.overrides import Override
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.board import IDLE, PARKED, Board, Flow, Gate, Lane, SharedGate, ask_for_shared
+from fairlane.scheduler.board import PARKED, Board, Flow, Gate, Lane, ask_for_shared
 from fairlane.scheduler.estimate import (
     Contest,
     Contestant,
@@ -55,7 +54,7 @@ LANES_EACH = 5
 """Lanes of each such flow."""
 BLURRED = 4
 """The order of jobs in other lanes is only known roughly: a quarter of the time is added where there are any."""
-UNSEEN = Entrants(1 << 30, (), is_pool=True)
+UNCOUNTED = 1 << 30
 LAST = 1 << 62
 
 
@@ -133,47 +132,23 @@ class Holder(msgspec.Struct, frozen=True):
     """Its lease is over: its worker is gone, and nobody has taken it back."""
 
 
-class Shut(msgspec.Struct, frozen=True):
-    """A gate without room."""
+class Hold(msgspec.Struct, frozen=True):
+    """One reason."""
 
-    key: tuple[str | None, ...]
-    limit: str
-    why: Why
-    opens_at: Instant | None
-    """When it opens by itself; `None`: not by time."""
-    origin: Origin
-    """Where its number came from."""
+    reason: Reason
     words: str
-    """The limit in force, as one would write it in Python."""
-
-
-class OwnLane(msgspec.Struct, frozen=True):
-    """Another lane of the subject's flow."""
-
-    id: bytes
-    priority: int
-    ready: int
-    floor: int
-    rank: int
-    """The rank of its head, or less."""
-    head: int
-    gates: tuple[bytes, ...]
-    parked: tuple[bytes, float] | None
-
-
-class Others(msgspec.Struct, frozen=True):
-    """The lanes and flows beside the subject's own, as far as they were looked at."""
-
-    own: Contestant | None = None
-    """Its own flow, without its lanes."""
-    parked: tuple[bytes, float] | None = None
-    """Where its own lane waits."""
-    lanes: list[OwnLane] = []
-    lanes_each: float = 1.0
-    """How many lanes its flow has for each of these."""
-    rivals: list[Contestant] = []
-    gates: dict[bytes, Passed] = {}
-    """The keyed gates that all these lanes pass."""
+    limit: str | None = None
+    key: dict[str, str | None] = {}
+    used: float | None = None
+    bound: float | None = None
+    until: Instant | None = None
+    """When it ends by itself; `None`: not by time."""
+    holders: list[Holder] = []
+    override: Override | None = None
+    """What an operator has changed, if that is what holds it or sets the bound."""
+    count: int | None = None
+    origin: Origin | None = None
+    """Where the bound came from."""
 
 
 class Examined(msgspec.Struct, frozen=True):
@@ -181,16 +156,24 @@ class Examined(msgspec.Struct, frozen=True):
 
     lane: LaneRow | None
     flow: FlowRow | None
-    shut: list[Shut]
+    shut: list[Hold]
+    """The gates without room, without the jobs that hold them."""
+    full: tuple[bytes, ...]
+    """Those of them that count what runs; of shared ones the shared half."""
+    gates: dict[bytes, Passed]
+    """Every gate that the subject passes, by id, and the keyed gates that its rivals pass."""
+    arrived: int
+    """Jobs of the queue that bells tell of, and no claim has seen."""
     turn: float = 0.0
     """When it is the flow's turn, in virtual time."""
-    full: tuple[bytes, ...] = ()
-    """Those of them that count what runs; of shared ones the shared half."""
-    gates: dict[bytes, Passed] = {}
-    """Every gate that the subject passes, by id; those of the whole queue come last."""
-    others: Others = Others()
-    arrived: int = 0
-    """Jobs of the queue that bells tell of, and no claim has seen."""
+    own: Contestant | None = None
+    """Its flow, as it takes turns."""
+    siblings: list[LaneRow] = []
+    """Other lanes of its flow, as far as they were looked at."""
+    siblings_each: float = 1.0
+    """How many lanes its flow has for each of these."""
+    rivals: list[Entrants] = []
+    """Lanes of other flows, as far as they were looked at."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -222,25 +205,6 @@ class Facts(msgspec.Struct, frozen=True):
     """Lanes of the queue that wait at gates of keys, as far as bells have been folded."""
     ahead_in: dict[bytes, int] = {}
     """Ready jobs before its position in other lanes of its flow, up to `COUNTED_BESIDE` each."""
-
-
-class Hold(msgspec.Struct, frozen=True):
-    """One reason."""
-
-    reason: Reason
-    words: str
-    limit: str | None = None
-    key: dict[str, str | None] = {}
-    used: float | None = None
-    bound: float | None = None
-    until: Instant | None = None
-    """When it ends by itself; `None`: not by time."""
-    holders: list[Holder] = []
-    override: Override | None = None
-    """What an operator has changed, if that is what holds it or sets the bound."""
-    count: int | None = None
-    origin: Origin | None = None
-    """Where the bound came from."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -279,120 +243,107 @@ def _ask_gates(working: Working, snapshot: Snapshot, subject: Subject) -> Genera
     lane = board.lanes.get(subject.lane) if subject.lane is not None else None
     named = _gates(policy, subject)
     if fresh := [gate_id for gate_id, _, _ in named if gate_id not in board.gates]:
-        supply = yield Ask(gates=tuple(fresh))
-        board.add_gates(supply.gates)
-    gates: list[tuple[Gate, tuple[str | None, ...]]] = [(board.gate(*each), each[2]) for each in named]
+        yield from working.ask(Ask(gates=tuple(fresh)))
+    gates = [(board.gate(*each), each[2]) for each in named]
     if board.has_unknown_shared():
         yield Ask()
-    shut: list[Shut] = []
+    shut: list[Hold] = []
     full = []
     for gate, values in gates:
         if gate.room(now) <= 0:
             if gate.bound.limit.counts_in_flight:
                 full.append((gate.shared or gate).id)
-            why = gate.limit.why(gate.shared or gate, now)
-            origin = origin_at(policy, gate.bound, values, gate.value)
-            shut.append(Shut(values, gate.bound.name, why, gate.opens_at(now), origin, repr(gate.limit)))
+            shut.append(_hold_of(policy, gate, values, now))
     passed = {gate.id: _passed(gate) for gate, _ in gates}
     arrived = sum(bell.count for bell in snapshot.arrivals)
+    examined = Examined(None, None, shut, tuple(full), passed, arrived)
     if lane is None:
-        return Examined(None, None, shut, 0.0, tuple(full), passed, arrived=arrived)
-    others = Others()
-    if subject.job is not None:
-        others = yield from _line_up(working, lane, [gate for gate, _ in gates])
-    turn = board.tag(lane.flow)
-    return Examined(lane.row(), lane.flow.row(), shut, turn, tuple(full), passed, others, arrived)
+        return examined
+    examined = replace(examined, lane=lane.row(), flow=lane.flow.row(), turn=board.tag(lane.flow))
+    return examined if subject.job is None else (yield from _line_up(working, examined, lane))
+
+
+def _hold_of(policy: Policy, gate: Gate, values: tuple[str | None, ...], now: Instant) -> Hold:
+    name, by, why = gate.bound.name, gate.bound.limit.by, gate.limit.why(gate.shared or gate, now)
+    if why.reason is Reason.PAUSED:
+        return paused(policy.overrides.pauses[by][values], now)
+    if why.reason is Reason.MOVING:
+        return Hold(why.reason, why.words)
+    key = dict(zip(by, values, strict=True))
+    override = policy.overrides.limits.get((name, tuple(sorted(key.items()))))
+    origin = origin_at(policy, gate.bound, values, gate.value)
+    details = f" ({why.words})" if why.words else ""
+    source = origin.words if override is None else f"set by {override.set_by or 'an operator'}"
+    words = (
+        f"{key_words(key) or 'the whole queue'} is at its limit {gate.limit!r}: {why.used:g} of {why.bound:g}{details}"
+        f"{', ' if source else ''}{source}"
+    )
+    until = gate.opens_at(now)
+    return Hold(why.reason, words, name, key, why.used, why.bound, until, override=override, origin=origin)
 
 
 def _passed(gate: Gate) -> Passed:
-    """A gate as it is now: the plan goes on."""
-    asked: Gate | SharedGate = gate.shared or gate
-    kept = copy(asked)
-    kept.memo = deepcopy(asked.memo)
-    return Passed(gate.limit, kept, 1 if gate.shared is None else max(1, gate.shared.waiting))
+    return Passed(gate.limit, gate.shared or gate, 1 if gate.shared is None else max(1, gate.shared.waiting))
 
 
-def _line_up(working: Working, lane: Lane, gates: Sequence[Gate]) -> Generator[Ask, Supply, Others]:
+def _line_up(working: Working, examined: Examined, lane: Lane) -> Generator[Ask, Supply, Examined]:
     """Who may go before a job of a lane: a bounded number of lanes and flows, and how many more there are. Lanes of
     its own flow are on the board already."""
     board, policy, flow = working.board, working.policy, lane.flow
     queue = working.snapshot.queue
-    supply = yield Ask(
-        parked=tuple((gate.id, RIVALS) for gate in gates if gate.waiting),
-        scan=(queue.cursor, queue.cursor_tie, RIVALS) if policy.fair else None,
+    crowds = {gate: board.gates[gate].waiting for gate in examined.gates}
+    supply = yield from working.ask(
+        Ask(
+            parked=tuple((gate, RIVALS) for gate, waiting in crowds.items() if waiting),
+            scan=(queue.cursor, queue.cursor_tie, RIVALS) if policy.fair else None,
+        )
     )
-    board.add_flows((*supply.flows, *supply.scan.flows))
-    board.add_lanes((*supply.lanes, *supply.scan.lanes))
+    board.add_flows(supply.scan.flows)
+    board.add_lanes(supply.scan.lanes)
     # A flow that waits as a whole comes without its lanes.
     hidden = [each.id for each in board.flows.values() if each is not flow and each.known < min(LANES_EACH, each.open)]
     if hidden:
-        board.add_lanes((yield Ask(ready=tuple((each, LANES_EACH) for each in hidden))).lanes)
+        yield from working.ask(Ask(ready=tuple((each, LANES_EACH) for each in hidden)))
     lanes = [each for each in board.lanes.values() if each is not lane and each.ready > 0]
     passes = {each.id: tuple(gate_id for gate_id, _ in board.passes(each)) for each in lanes}
     if unknown := {gate for ids in passes.values() for gate in ids if gate not in board.gates}:
-        board.add_gates((yield Ask(gates=tuple(sorted(unknown)))).gates)
-    passed = {gate.id: _passed(gate) for each in lanes for gate in board.gates_of(each)}
-    own = [each for each in lanes if each.flow is flow]
-    rivals = _rivals(board, flow, lanes, passes, {gate.id: gate.waiting / RIVALS for gate in gates})
+        yield from working.ask(Ask(gates=tuple(sorted(unknown))))
+    contestants = {each.id: _contestant(board, each) for each in board.flows.values()}
+    own, rivals = [], []
+    for each in lanes:
+        if each.flow is flow:
+            own.append(each.row())
+            continue
+        # Where only some of those that wait at a gate were looked at, they stand for all of them.
+        crowd = max((crowds.get(gate, RIVALS) / RIVALS for gate in passes[each.id]), default=1.0)
+        theirs = contestants[each.flow.id]
+        waits = _parked(policy, each.row(), theirs)
+        jobs = round(each.ready * max(1.0, crowd))
+        rivals.append(Entrants(theirs, jobs, passes[each.id], float(each.head), parked=waits))
     if not supply.scan.ended and supply.scan.flows:
         # Flows that were not looked at, all of them together: one after the other has its turn.
-        rivals.append(replace(_contestant(board, supply.scan.flows[-1], [UNSEEN]), step=0.0))
-    return Others(
-        _contestant(board, flow, []),
-        _parked(board, lane),
-        [
-            OwnLane(
-                each.id,
-                each.priority,
-                each.ready,
-                each.floor,
-                each.rank,
-                each.head,
-                passes[each.id],
-                _parked(board, each),
-            )
-            for each in own
-        ],
-        max(1.0, (flow.open + flow.shut - 1) / len(own)) if own else 1.0,
-        rivals,
-        passed,
+        unseen = _contestant(board, supply.scan.flows[-1])
+        unseen.step = 0.0
+        rivals.append(Entrants(unseen, UNCOUNTED, (), is_pool=True))
+    return replace(
+        examined,
+        gates={**{gate.id: _passed(gate) for each in lanes for gate in board.gates_of(each)}, **examined.gates},
+        own=contestants[flow.id],
+        siblings=own,
+        siblings_each=max(1.0, (flow.open + flow.shut - 1) / len(own)) if own else 1.0,
+        rivals=rivals,
     )
 
 
-def _rivals(
-    board: Board,
-    own: Flow,
-    lanes: Iterable[Lane],
-    passes: Mapping[bytes, tuple[bytes, ...]],
-    crowds: Mapping[bytes, float],
-) -> list[Contestant]:
-    """The other flows that take turns. Where only some of those that wait at a gate were looked at, they stand for all
-    of them (`crowds`)."""
-    theirs: dict[bytes, list[Entrants]] = {}
-    for each in lanes:
-        if each.flow is not own:
-            crowd = max((crowds.get(gate, 1.0) for gate in passes[each.id]), default=1.0)
-            entrants = Entrants(
-                round(each.ready * max(1.0, crowd)), passes[each.id], float(each.head), parked=_parked(board, each)
-            )
-            theirs.setdefault(each.flow.id, []).append(entrants)
-    return [
-        _contestant(board, flow, theirs.get(flow.id, []))
-        for flow in board.flows.values()
-        if flow is not own and (flow.id in theirs or flow.standing != IDLE)
-    ]
-
-
-def _parked(board: Board, lane: Lane) -> tuple[bytes, float] | None:
+def _parked(policy: Policy, lane: LaneRow, flow: Contestant) -> tuple[bytes, float] | None:
     if lane.standing != PARKED or lane.gate is None:
         return None
-    return lane.gate, lane.tag if board.policy.fair else board.tag(lane.flow)
+    return lane.gate, lane.tag if policy.fair else flow.tag
 
 
-def _contestant(board: Board, flow: Flow, lanes: list[Entrants]) -> Contestant:
-    run_time = round((flow.cost or board.cost) * SECOND)
+def _contestant(board: Board, flow: Flow) -> Contestant:
     step = board.charge(flow) / flow.weight if board.policy.fair else 0.0
-    return Contestant(board.tag(flow), step, run_time, lanes)
+    return Contestant(board.tag(flow), step, round((flow.cost or board.cost) * SECOND))
 
 
 def _gates(policy: Policy, subject: Subject) -> list[tuple[bytes, Any, tuple[str | None, ...]]]:
@@ -430,40 +381,43 @@ def explain(
 ) -> Explanation:
     """Every reason that holds the subject, those that take longest first. `tasks` are those that the app knows,
     `forwarded` the queues that it leaves to an engine, `seen` is how the last minutes of its queue went."""
-    subject = facts.subject
-    running_for = _seconds(facts.now - (subject.claimed_at or 0))
+    subject, now = facts.subject, facts.now
+    at = subject.claimed_at or 0
     if subject.is_published:
         words = (
-            f"has been at the broker for {running_for}, published by dispatcher {subject.worker}, and no worker of the "
-            f"engine has begun it; check that one consumes the engine's queue"
+            f"has been at the broker for {_seconds(now - at)}, published by dispatcher {subject.worker}, and no worker "
+            "of the engine has begun it; check that one consumes the engine's queue"
         )
-        return _told(facts, [Hold(Reason.PUBLISHED, words)], facts.now, None)
-    if subject.state is State.RUNNING and (at := subject.claimed_at or 0) > facts.now:
-        words = f"is next at its rate: worker {subject.worker} starts it in {_seconds(at - facts.now)}"
-        return _told(facts, [Hold(Reason.RATE, words, until=at)], at, at)
+        return _explanation(facts, [Hold(Reason.PUBLISHED, words)], now, None)
+    if subject.state is State.RUNNING and at > now:
+        words = f"is next at its rate: worker {subject.worker} starts it in {_seconds(at - now)}"
+        return _explanation(facts, [Hold(Reason.RATE, words, until=at)], at, at)
     if subject.state is State.RUNNING:
-        words = f"has been running for {running_for} on {subject.worker or 'a worker'}"
+        words = f"has been running for {_seconds(now - at)} on {subject.worker or 'a worker'}"
         if any(each.job == subject.job and each.is_lapsed for each in facts.running):
             words += ", which is gone: once a worker serves the queue, it runs again"
-        return _told(facts, [Hold(Reason.RUNNING, words)], facts.now, facts.now)
+        return _explanation(facts, [Hold(Reason.RUNNING, words)], now, now)
     if subject.state is not None and subject.state.is_final:
-        return _told(facts, [Hold(Reason.ENDED, f"is {subject.state}; it waits for nothing")], None, None)
+        return _explanation(facts, [Hold(Reason.ENDED, f"is {subject.state}; it waits for nothing")], None, None)
+    holds = _outside(facts, tasks, forwarded)
     if facts.is_forced:
-        words = "an operator has forced it to start next: it starts as soon as a slot is free"
-        holds = [*_outside(facts, tasks, forwarded), Hold(Reason.FORCED, words)]
-        earliest = facts.now if facts.service.can_start else None
-        return _told(facts, holds, earliest, earliest)
-    holds = [*_outside(facts, tasks, forwarded), *_scheduled(facts), *_shut(facts)]
+        holds.append(Hold(Reason.FORCED, "an operator has forced it to start next: it starts once a slot is free"))
+        earliest = now if facts.service.can_start else None
+        return _explanation(facts, holds, earliest, earliest)
+    holds += [*_scheduled(facts), *_shut(facts)]
     # Whatever has holders ends when they do.
     stops = [hold for hold in holds if hold.until is None and not hold.holders]
-    earliest = None if stops else max([facts.now, *(hold.until for hold in holds if hold.until is not None)])
+    earliest = None if stops else max([now, *(hold.until for hold in holds if hold.until is not None)])
     if facts.service.unbegun is not None:
         # What is at the broker takes up the queue's limits, and has not begun.
         holds.append(Hold(Reason.PUBLISHED, facts.service.unbegun))
-    holds += [*_given_back(subject), *_queued(facts)]
+    if subject.outcome == "released" and subject.error and not subject.waits_to_run_alone:
+        words = f"was claimed and given back before it ran: {_first_line(subject.error)}"
+        holds.append(Hold(Reason.GIVEN_BACK, words))
+    holds += _queued(facts)
     if not holds and subject.job is not None:
         holds.append(Hold(Reason.SLOT, "could start now: it waits for a free slot of a worker"))
-    return _told(facts, holds, earliest, None if stops else _estimate(facts, earliest, seen))
+    return _explanation(facts, holds, earliest, None if stops else _estimate(facts, earliest, seen))
 
 
 def together(queue: str, parts: Sequence[Explanation]) -> Explanation:
@@ -480,7 +434,7 @@ def together(queue: str, parts: Sequence[Explanation]) -> Explanation:
     )
 
 
-def _told(facts: Facts, holds: list[Hold], earliest: Instant | None, estimate: Instant | None) -> Explanation:
+def _explanation(facts: Facts, holds: list[Hold], earliest: Instant | None, estimate: Instant | None) -> Explanation:
     return Explanation(facts.subject, facts.now, holds, earliest, estimate, facts.next_up)
 
 
@@ -544,52 +498,34 @@ def _scheduled(facts: Facts) -> list[Hold]:
 
 def _shut(facts: Facts) -> list[Hold]:
     holds = []
-    for each in facts.examined.shut:
-        name, why = each.limit, each.why
-        bound = facts.policy.bound_named(name)
-        assert bound is not None
-        key = dict(zip(bound.limit.by, each.key, strict=True))
-        if why.reason is Reason.PAUSED:
-            holds.append(paused(facts.policy.overrides.pauses[bound.limit.by][each.key], facts.now))
-            continue
-        if why.reason is Reason.MOVING:
-            holds.append(Hold(why.reason, "its key moves to another partition of the queue, and starts there"))
-            continue
-        if why.reason is Reason.SEQUENCE:
-            holds += _in_sequence(facts, name, key, why)
-            continue
-        override = facts.policy.overrides.limits.get((name, tuple(sorted(key.items()))))
-        holders = _holders(facts, key) if bound.limit.counts_in_flight else []
-        holds.append(
-            Hold(
-                why.reason,
-                _limit_words(facts, each, key, holders, override),
-                name,
-                key,
-                why.used,
-                why.bound,
-                each.opens_at,
-                holders[:HOLDERS],
-                override,
-                len(holders) or None,
-                each.origin,
-            )
-        )
+    for hold in facts.examined.shut:
+        bound = facts.policy.bound_named(hold.limit or "")
+        if bound is None:
+            holds.append(hold)
+        elif hold.reason is Reason.SEQUENCE:
+            holds += _in_sequence(facts, hold)
+        else:
+            holders = _holders(facts, hold.key) if bound.limit.counts_in_flight else []
+            words = hold.words + _holder_words(holders, facts.now)
+            if hold.until is not None:
+                words += f"; opens in {_seconds(hold.until - facts.now)}"
+            words += _miscount_words(facts, hold)
+            holds.append(replace(hold, words=words, holders=holders[:HOLDERS], count=len(holders) or None))
     return holds
 
 
-def _in_sequence(facts: Facts, name: str, key: Mapping[str, str | None], why: Why) -> list[Hold]:
+def _in_sequence(facts: Facts, hold: Hold) -> list[Hold]:
     """Who is before it. A job that keeps its place itself waits for its time alone."""
-    found = [*_of_key(facts.kept, key), *_holders(facts, key)]
+    found = [*_of_key(facts.kept, hold.key), *_holders(facts, hold.key)]
     holders = [each for each in found if each.job != facts.subject.job]
     if found and not holders:
         return []
     until = max((each.due_at for each in holders if each.due_at is not None), default=None)
-    words = f"the jobs of {key_words(key)} run one after the other{_miscount_words(facts, name, key)}"
+    words = f"the jobs of {key_words(hold.key)} run one after the other{_miscount_words(facts, hold)}"
     for first in holders[:1]:
         does = "has been running for" if first.due_at is None else "runs again in"
         words += f"; job {first.job} ({first.task}) {does} {_seconds(abs(facts.now - first.since))}"
-    return [Hold(why.reason, words, name, dict(key), why.used, why.bound, until, holders[:HOLDERS], count=len(holders))]
+    return [replace(hold, words=words, until=until, holders=holders[:HOLDERS], count=len(holders), origin=None)]
 
 
 def paused(override: Override, now: Instant) -> Hold:
@@ -602,38 +538,20 @@ def paused(override: Override, now: Instant) -> Hold:
     return Hold(Reason.PAUSED, words, key=key, until=override.expires_at, override=override)
 
 
-def _limit_words(
-    facts: Facts,
-    shut: Shut,
-    key: Mapping[str, str | None],
-    holders: list[Holder],
-    override: Override | None,
-) -> str:
-    name, why, opens_at = shut.limit, shut.why, shut.opens_at
-    where = key_words(key) or "the whole queue"
-    text = f"{where} is at its limit {shut.words}: {why.used:g} of {why.bound:g}"
-    if why.words:
-        text += f" ({why.words})"
-    if override is not None:
-        text += f", set by {override.set_by or 'an operator'}"
-    elif shut.origin.words:
-        text += f", {shut.origin.words}"
-    if holders:
-        oldest = facts.now - min(holder.since for holder in holders)
-        text += f"; held by {len(holders)} running job{'s' * (len(holders) > 1)}, the longest for {_seconds(oldest)}"
-        if gone := sum(holder.is_lapsed for holder in holders):
-            text += (
-                f"; of these, {gone} on a worker that is gone: once a worker serves the queue, the place is free again"
-            )
-    if opens_at is not None:
-        text += f"; opens in {_seconds(opens_at - facts.now)}"
-    return text + _miscount_words(facts, name, key)
+def _holder_words(holders: Sequence[Holder], now: Instant) -> str:
+    if not holders:
+        return ""
+    oldest = now - min(holder.since for holder in holders)
+    text = f"; held by {len(holders)} running job{'s' * (len(holders) > 1)}, the longest for {_seconds(oldest)}"
+    if gone := sum(holder.is_lapsed for holder in holders):
+        text += f"; of these, {gone} on a worker that is gone: once a worker serves the queue, the place is free again"
+    return text
 
 
-def _miscount_words(facts: Facts, name: str, key: Mapping[str, str | None]) -> str:
+def _miscount_words(facts: Facts, hold: Hold) -> str:
     """A count that is wrong is no reason to wait for anybody."""
     for each in facts.miscounts:
-        if each.limit == name and each.key == tuple(key.values()):
+        if each.limit == hold.limit and each.key == tuple(hold.key.values()):
             some = "only 1 running job holds it" if each.running == 1 else f"only {each.running} running jobs hold it"
             running = some if each.running else "no running job holds it"
             return f"; {running}, so the count is wrong: a worker of the queue corrects it within two minutes"
@@ -649,12 +567,6 @@ def _holders(facts: Facts, key: Mapping[str, str | None]) -> list[Holder]:
     return sorted(_of_key(facts.running, key), key=lambda each: each.since)
 
 
-def _given_back(subject: Subject) -> list[Hold]:
-    if subject.outcome != "released" or not subject.error or subject.waits_to_run_alone:
-        return []
-    return [Hold(Reason.GIVEN_BACK, f"was claimed and given back before it ran: {_first_line(subject.error)}")]
-
-
 def _first_line(text: str) -> str:
     return text.splitlines()[0]
 
@@ -667,15 +579,12 @@ def _queued(facts: Facts) -> list[Hold]:
     if facts.examined.lane is None:
         holds.append(Hold(Reason.NEW, "no claim has seen it yet"))
     if facts.ahead:
-        noun = "jobs of its lane are" if facts.ahead != 1 else "job of its lane is"
         ahead = _ahead(facts)
         many = f"{ahead:,}" if facts.ahead < COUNTED else f"{COUNTED:,} or more (up to {ahead:,})"
-        holds.append(Hold(Reason.LANE, f"{many} {noun} ahead of it", count=ahead))
+        holds.append(Hold(Reason.LANE, f"jobs ahead of it in its lane: {many}", count=ahead))
     if facts.flows_ahead:
-        noun = "flows have their" if facts.flows_ahead != 1 else "flow has its"
         many = f"{COUNTED:,} or more" if facts.flows_ahead >= COUNTED else f"{facts.flows_ahead:,}"
-        words = f"{many} {noun} turn before its own"
-        holds.append(Hold(Reason.TURN, words, count=facts.flows_ahead))
+        holds.append(Hold(Reason.TURN, f"flows with an earlier turn: {many}", count=facts.flows_ahead))
     return holds
 
 
@@ -687,105 +596,85 @@ def _ahead(facts: Facts) -> int:
     return facts.ahead if facts.ahead < COUNTED or lane is None else max(COUNTED, lane.ready - 1)
 
 
-def _ahead_in(facts: Facts) -> dict[bytes, int]:
-    """The same for other lanes of its flow: all of a lane whose jobs have a head start, and none of one whose head has
-    to wait for the head start of the subject."""
-    counted, subject = facts.ahead_in, facts.subject
-    found = {
-        each.id: counted[each.id]
-        for each in facts.examined.others.lanes
-        if each.priority <= subject.priority and counted.get(each.id, COUNTED_BESIDE) < COUNTED_BESIDE
-    }
-    if subject.state is State.READY:
-        order = (facts.policy.rank(subject.ready_at, subject.priority), subject.position)
-        found |= {each.id: 0 for each in facts.examined.others.lanes if (each.rank, each.head) > order}
-    return found
-
-
 def _estimate(facts: Facts, earliest: Instant | None, seen: Seen | None) -> Instant | None:
     """When it starts if things go on as they do: as a rehearsal shows it with all that are before it, the limits and
     the slots that there are, or as fast as jobs were really started while it waited. The slower one decides. `None`:
     it depends on how long runs take, and nothing is known of that."""
     if earliest is None or facts.subject.job is None:
         return None
-    contest = _with_run_times(_contest(facts), facts)
-    shortest = min(each.run_time for each in (contest.own, *contest.rivals))
-    told = at_any_run_time(shortest, lambda assumed: rehearse(_assuming(contest, assumed), facts.now))
-    if told is None:
+    contest = _contest(facts)
+    _set_run_times(contest, facts)
+    shortest = min(lane.flow.run_time for lane in contest.lanes)
+    rehearsed = at_any_run_time(shortest, lambda assumed: rehearse(contest, facts.now, assumed))
+    if rehearsed is None:
         return None
-    times = [earliest, told.at]
-    if contest.rivals or len(contest.own.lanes) > 1:
-        times.append(told.at + (told.at - facts.now) // BLURRED)
+    at, before = rehearsed
+    times = [earliest, at]
+    if len(contest.lanes) > 1:
+        times.append(at + (at - facts.now) // BLURRED)
     lane = facts.examined.lane
     if seen is not None and lane is not None and facts.subject.state is State.READY:
         since = lane.rank + lane.priority * facts.policy.priority_step
         if pace := seen.pace(since):
-            times.append(facts.now + round(told.before / pace * SECOND))
+            times.append(facts.now + round(before / pace * SECOND))
     return max(times)
 
 
 def _contest(facts: Facts) -> Contest:
     """Who may go before the subject, from what a store has found of them."""
-    examined, subject = facts.examined, facts.subject
-    others, of_queue = examined.others, tuple(gate_id for gate_id, _ in facts.policy.queue_gates)
+    examined, subject, policy = facts.examined, facts.subject, facts.policy
+    of_queue = tuple(gate_id for gate_id, _ in policy.queue_gates)
     position = subject.position if subject.state is State.READY else LAST
-    head = position if examined.lane is None else min(examined.lane.head, position)
-    ahead_in = _ahead_in(facts)
-    lanes = [
-        Entrants(
-            _ahead(facts), tuple(gate for gate in examined.gates if gate not in of_queue), head, parked=others.parked
-        )
-    ]
-    for each in others.lanes:
-        first = -inf if each.priority > subject.priority else min(each.head, position)
-        ahead = round(others.lanes_each * ahead_in.get(each.id, each.ready))
-        lanes.append(Entrants(round(others.lanes_each * each.ready), each.gates, first, ahead, each.parked))
-    theirs = [each for flow in others.rivals for each in flow.lanes if not each.is_pool]
-    mine = lanes[0].jobs + 1 if examined.lane is None else max(lanes[0].jobs + 1, examined.lane.ready)
-    pool = max(0, facts.ready + examined.arrived - mine - sum(each.jobs for each in (*lanes[1:], *theirs)))
-    own = replace(others.own or Contestant(0.0, 1.0, round(facts.queue.cost * SECOND), []), lanes=lanes)
-    rivals = others.rivals
-    if pool and facts.policy.fair is not None:
+    flow = examined.own or Contestant(0.0, 1.0, round(facts.queue.cost * SECOND))
+    waits, head = None, position
+    if (lane := examined.lane) is not None:
+        waits, head = _parked(policy, lane, flow), min(lane.head, position)
+    gates = tuple(gate for gate, _, _ in _gates(policy, subject) if gate not in of_queue)
+    own = Entrants(flow, _ahead(facts), gates, head, parked=waits, is_subject=True)
+    lanes = [own, *(_sibling(facts, flow, each, position) for each in examined.siblings), *examined.rivals]
+    mine = own.jobs + 1 if lane is None else max(own.jobs + 1, lane.ready)
+    pool = max(0, facts.ready + examined.arrived - mine - sum(each.jobs for each in lanes[1:] if not each.is_pool))
+    if pool and policy.fair is not None:
         # Who waits at gates that are not the subject's was not looked at, and has its turn when such a gate opens.
-        unseen = max(1, facts.parked - sum(each.parked is not None for each in (*lanes, *theirs)))
-        rivals = [*rivals, replace(own, step=own.step / unseen, lanes=[UNSEEN])]
-    return Contest(
-        own,
-        position,
-        rivals,
-        {**others.gates, **examined.gates},
-        of_queue,
-        pool,
-        max(1, len(facts.running), facts.service.slots),
-        len(facts.running),
-    )
+        unseen = max(1, facts.parked - sum(each.parked is not None for each in lanes))
+        lanes.append(Entrants(Contestant(flow.tag, flow.step / unseen, flow.run_time), UNCOUNTED, (), is_pool=True))
+    slots = max(1, len(facts.running), facts.service.slots)
+    return Contest(lanes, position, examined.gates, of_queue, pool, slots, len(facts.running))
 
 
-def _with_run_times(contest: Contest, facts: Facts) -> Contest:
+def _sibling(facts: Facts, flow: Contestant, lane: LaneRow, position: float) -> Entrants:
+    """Another lane of the subject's flow: all of it goes first if its jobs have a head start, and none of it if its
+    head has to wait for the head start of the subject."""
+    subject, policy, each = facts.subject, facts.policy, facts.examined.siblings_each
+    has_head_start = lane.priority > subject.priority
+    counted = facts.ahead_in.get(lane.id, COUNTED_BESIDE)
+    order = (policy.rank(subject.ready_at, subject.priority), subject.position)
+    ahead = lane.ready
+    if subject.state is State.READY and (lane.rank, lane.head) > order:
+        ahead = 0
+    elif not has_head_start and counted < COUNTED_BESIDE:
+        ahead = counted
+    first = -inf if has_head_start else min(lane.head, position)
+    gates = tuple(gate for gate, _ in policy.gates_of(lane.priority, lane.keys))
+    jobs = round(each * lane.ready)
+    return Entrants(flow, jobs, gates, first, round(each * ahead), _parked(policy, lane, flow))
+
+
+def _set_run_times(contest: Contest, facts: Facts) -> None:
     """Runs take as long as those that ended, and no less than those that hold the places others wait for."""
     everybody = [facts.now - each.since for each in facts.running]
     of_queue: list[int] = [] if len(everybody) < facts.service.slots else everybody
     own = of_queue
-    for shut in facts.examined.shut:
-        bound = facts.policy.bound_named(shut.limit)
+    for hold in facts.examined.shut:
+        bound = facts.policy.bound_named(hold.limit or "")
         if bound is None or not bound.limit.counts_in_flight:
             continue
-        key = dict(zip(bound.limit.by, shut.key, strict=True))
-        holding = [facts.now - each.since for each in _holders(facts, key)]
+        holding = [facts.now - each.since for each in _holders(facts, hold.key)]
         own = max(own, holding, key=lambda ages: sum(ages) / len(ages) if ages else 0.0)
-        of_queue = of_queue if key else holding
-
-    return replace(
-        contest,
-        own=replace(contest.own, run_time=run_time_of(contest.own.run_time, own)),
-        rivals=[replace(each, run_time=run_time_of(each.run_time, of_queue)) for each in contest.rivals],
-    )
-
-
-def _assuming(contest: Contest, run_time: int) -> Contest:
-    """The same with this run time for those of which none is known."""
-    own, *rivals = (replace(each, run_time=each.run_time or run_time) for each in (contest.own, *contest.rivals))
-    return replace(contest, own=own, rivals=rivals)
+        of_queue = of_queue if hold.key else holding
+    subject = contest.lanes[0].flow
+    for flow in {id(lane.flow): lane.flow for lane in contest.lanes}.values():
+        flow.run_time = run_time_of(flow.run_time, own if flow is subject else of_queue)
 
 
 def _seconds(amount: int) -> str:

@@ -127,12 +127,8 @@ def settle_debt(board: Board, flow: Flow) -> None:
 
 def rung_gates(policy: Policy, arrivals: Iterable[Arrival]) -> Iterator[bytes]:
     """Gates that arrivals change, whether their lanes are known or not."""
-    if policy.sequence is None and not policy.backlogs:
-        return
     for bell in arrivals:
-        if bell.resumed and (found := policy.sequence_gate(bell.priority, bell.keys)) is not None:
-            yield found[0]
-        for gate_id, _ in policy.backlog_gates(bell.priority, bell.keys):
+        for gate_id, *_ in policy.rung_gates(bell.priority, bell.keys, resumed=bell.resumed > 0):
             yield gate_id
 
 
@@ -142,10 +138,10 @@ def fold_arrivals(board: Board, arrivals: Iterable[Arrival], join_at: float, hea
     Up to so many heads of a lane are learned here, without asking the store: where all its jobs are known.
     """
     for bell in arrivals:
-        if bell.resumed and (gate := board.sequence_gate(bell.priority, bell.keys)) is not None:
+        for place in board.policy.rung_gates(bell.priority, bell.keys, resumed=bell.resumed > 0):
+            gate = board.gate(*place)
             gate.resume(bell.resumed)
-        for backlog in board.backlog_gates(bell.priority, bell.keys) if board.policy.backlogs else ():
-            backlog.arrive(bell.count)
+            gate.arrive(bell.count)
         lane = board.lanes.get(bell.lane)
         if bell.count == 0 and not bell.given:
             continue
@@ -399,29 +395,29 @@ def encode_removed(removed: Removed) -> bytes:
 
 
 def tally(snapshot: Snapshot, board: Board, starts: Iterable[Start]) -> Tally | None:
-    """What a claim that is planned so will have done; `None`: nothing worth telling."""
+    """What a claim that is planned so will have done; `None`: it did nothing."""
     now, waited, longest = snapshot.now, 0, 0
     lanes: dict[bytes, LaneTally] = {}
     for start in starts:
-        told = lanes.get(start.lane) or _of(board.lanes[start.lane], lanes)
-        told.started += 1
+        counts = lanes.get(start.lane) or _of(board.lanes[start.lane], lanes)
+        counts.started += 1
         wait = now - start.head.ready_at
         if wait > 0:
-            told.waited += wait
+            counts.waited += wait
             waited += wait
             if wait > longest:
                 longest = wait
     for bell in snapshot.arrivals:
         # As it was folded: what is taken from a lane that nobody knows is taken from nobody.
         if bell.count and (lane := board.lanes.get(bell.lane)) is not None:
-            told = _of(lane, lanes)
-            told.arrived += bell.count
-            if bell.count > 0 and bell.since > told.newest:
-                told.newest = bell.since
+            counts = _of(lane, lanes)
+            counts.arrived += bell.count
+            if bell.count > 0 and bell.since > counts.newest:
+                counts.newest = bell.since
     for release in snapshot.releases:
         if (lane := board.lanes.get(release.lane)) is not None:
-            told = lanes.get(release.lane) or _of(lane, lanes)
-            add_release(told, release)
+            counts = lanes.get(release.lane) or _of(lane, lanes)
+            add_release(counts, release)
     gates = [
         GateTally(gate.name, gate.key, gate.waiting > 0, gate.denied)
         for gate in board.gates.values()
@@ -430,14 +426,14 @@ def tally(snapshot: Snapshot, board: Board, starts: Iterable[Start]) -> Tally | 
     return Tally(now, waited, longest, list(lanes.values()), gates) if lanes or gates else None
 
 
-def add_release(told: LaneTally, release: Release) -> None:
-    """Add the ends of claims to what is told of their lane."""
-    told.ended += release.ended
-    told.failed += release.failed
-    told.unstarted += release.unstarted
-    told.lost += release.lost
-    told.ran += 0 if release.lost else release.ran
-    told.latest = max(told.latest, release.latest)
+def add_release(counts: LaneTally, release: Release) -> None:
+    """Add the ends of claims to what is counted of their lane."""
+    counts.ended += release.ended
+    counts.failed += release.failed
+    counts.unstarted += release.unstarted
+    counts.lost += release.lost
+    counts.ran += 0 if release.lost else release.ran
+    counts.latest = max(counts.latest, release.latest)
 
 
 def _of(lane: Lane, lanes: dict[bytes, LaneTally]) -> LaneTally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterable
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush, heapreplace
 from math import ceil, inf
 from typing import NamedTuple
 from uuid import UUID
@@ -108,7 +108,7 @@ class Working:
         self.forced: set[int] = set()
         """Positions of jobs that were started out of turn; the store still names them among the heads of lanes."""
         self.rings: list[Ring] = []
-        self.paces = snapshot.ahead is not None and snapshot.policy.has_rates
+        self.paces = snapshot.ahead is not None and any(each.is_of_starts for each in snapshot.policy.limits)
         """Whoever claims starts jobs at their instants: smooth rates are charged for those."""
         self.ahead = snapshot.ahead or 0
         """How many more may be started that are to wait for theirs."""
@@ -148,6 +148,14 @@ class Working:
         yield from self.serve()
         return self.result()
 
+    def ask(self, ask: Ask) -> Generator[Ask, Supply, Supply]:
+        """Ask for pieces, and put them on the board."""
+        supply = yield ask
+        self.board.add_flows(supply.flows)
+        self.board.add_lanes(supply.lanes)
+        self.board.add_gates(supply.gates)
+        return supply
+
     def fold(self) -> Generator[Ask, Supply, None]:
         board, snapshot = self.board, self.snapshot
         board.add_lanes(snapshot.lanes)
@@ -169,10 +177,7 @@ class Working:
         board.add_shared(snapshot.shared)
         gates += self._unasked(board.own_gates(snapshot.shared))
         if new_flows or gates or board.has_unknown_shared():
-            supply = yield Ask(flows=tuple(sorted(new_flows)), gates=tuple(gates))
-            board.add_flows(supply.flows)
-            board.add_lanes(supply.lanes)
-            board.add_gates(supply.gates)
+            yield from self.ask(Ask(flows=tuple(sorted(new_flows)), gates=tuple(gates)))
         fold_shared(board, snapshot.shared_releases)
         self.vtime = fold_releases(board, snapshot.releases, snapshot.policy_since, self.vtime)
         # Once the corrections are in: a tag that a wrong guess has carried away is no place to join.
@@ -193,9 +198,7 @@ class Working:
         most = ceil(2 * self.want / len(asks)) + 1
         # The store does not know whom this plan has woken: ask for as many more as it has named before.
         spare = SIBLINGS if self.policy.fair else 0
-        supply = yield Ask(parked=tuple((gate.id, min(count, most) + gate.known + spare) for gate, count in asks))
-        self.board.add_flows(supply.flows)
-        self.board.add_lanes(supply.lanes)
+        yield from self.ask(Ask(parked=tuple((gate.id, min(count, most) + gate.known + spare) for gate, count in asks)))
         asleep = sleepers(self.board, {gate.id for gate, _ in asks})
         woken = False
         for gate, count in asks:
@@ -238,7 +241,8 @@ class Working:
             most = min(budget, self.want)
             yield from self._prepare(self._first(most), most)
         while budget > 0 and visits > 0 and not self.is_full:
-            if not self.scan_ended and (not self.heap or self._is_beyond(self.heap[0])):
+            # Flows that the scan has not met may have their turn before the first of those that it has.
+            if not self.scan_ended and (not self.heap or self.heap[0][:2] > self.frontier):
                 yield from self._scan(budget)
                 continue
             if not self.heap:
@@ -265,11 +269,6 @@ class Working:
         self._pass_over()
         is_left = bool(self.heap or not self.scan_ended) and not self.is_spoken_for
         self.left_behind = is_left and (budget > 0 or room > self.want)
-
-    def _is_beyond(self, entry: tuple[float, int, bytes, Flow]) -> bool:
-        """Whether flows that the scan has not met may have their turn before this one."""
-        vtime, tie = self.frontier
-        return entry[0] > vtime or (entry[0] == vtime and entry[1] > tie)
 
     def _paced(self) -> list[Start]:
         """The starts, with the bounds that those have to keep which pass a smooth rate."""
@@ -493,8 +492,9 @@ class Working:
         # Twice as many turns as fall to each on average, which is mostly one.
         if first and min(known) <= min(FEW_HEADS, 2 * budget // len(first)):
             short = [flow for flow, turns in zip(first, known, strict=True) if turns <= self.spare]
-            # The turns of the others are theirs.
-            yield from self._load(short, ceil(budget * len(short) / len(first)))
+            if short:
+                # The turns of the others are theirs.
+                yield from self._load(short, ceil(budget * len(short) / len(first)))
 
     def _known_turns(self, flow: Flow) -> float:
         """How many turns of a flow need no rows that are not on the board."""
@@ -512,8 +512,7 @@ class Working:
         if partial:
             # The store does not know what this plan has parked: ask for as many more as are on the board already.
             asks = {flow.id: quota[flow.id] + flow.known for flow in partial}
-            supply = yield Ask(ready=tuple(asks.items()))
-            self.board.add_lanes(supply.lanes)
+            supply = yield from self.ask(Ask(ready=tuple(asks.items())))
             self._reach(supply.lanes)
             found = Counter(lane.flow.id for lane in supply.lanes)
             for flow in partial:
@@ -534,8 +533,8 @@ class Working:
             if lane.flow.loaded >= lane.flow.open:
                 continue  # there are no others
             assert lane.entry is not None
-            rank, head, _ = lane.entry[2]
-            if (order := order_of(rank, head)) > lane.flow.reach:
+            order: int = lane.entry[1][0]  # as it was when the claim began
+            if order > lane.flow.reach:
                 lane.flow.reach = order
 
     def _load_heads(self, lanes: list[Lane], counts: list[int]) -> Generator[Ask, Supply, None]:
@@ -558,8 +557,8 @@ class Working:
             asks = []
         if not asks and not gates:
             return
-        supply = yield Ask(gates=tuple(gates), heads=tuple((lane.id, lane.after_heads, n) for lane, n in asks))
-        self.board.add_gates(supply.gates)
+        heads = tuple((lane.id, lane.after_heads, n) for lane, n in asks)
+        supply = yield from self.ask(Ask(gates=tuple(gates), heads=heads))
         for lane, count in asks:
             found = supply.heads.get(lane.id, [])
             lane.exhausted = len(found) < count
@@ -571,8 +570,7 @@ class Working:
         """Ask for the gates of a lane before they are passed: one that was not asked for would look new, and open."""
         if self._has_unasked_gates(lane):
             siblings = [entry[2] for entry in lane.flow.lanes[:budget]]
-            supply = yield Ask(gates=tuple(self._unasked_gates([lane, *siblings])))
-            self.board.add_gates(supply.gates)
+            yield from self.ask(Ask(gates=tuple(self._unasked_gates([lane, *siblings]))))
 
     def _has_unasked_gates(self, lane: Lane) -> bool:
         return any(gate not in self.asked and gate not in self.board.gates for gate, _ in self.board.passes(lane))
@@ -656,27 +654,14 @@ class Working:
 
 
 def turns(board: Board, flows: list[Flow], budget: int) -> dict[bytes, int]:
-    """How many of the next `budget` turns each flow will get, and one to spare where that is only a guess."""
-    counts = [0] * len(flows)
-    most = [flow.most() for flow in flows]
-    steps = [board.charge(flow) / flow.weight for flow in flows]
-    nexts = [max(0.0, flow.vtime + flow.debt) + step for flow, step in zip(flows, steps, strict=True)]
-    heap = [(board.tag(flow), flow.tie, n) for n, flow in enumerate(flows)]
-    heapify(heap)
-    for tie in range(board.tie + 1, board.tie + 1 + budget):
-        if not heap:
-            break
-        n = heap[0][2]
-        counts[n] += 1
-        if counts[n] < most[n]:
-            heapreplace(heap, (nexts[n], tie, n))
-            nexts[n] += steps[n]
-        else:
-            heappop(heap)
+    """How many of the next `budget` turns fall to each flow, and one to spare where that is only a guess."""
+    shares = [flow.weight / board.charge(flow) for flow in flows]
+    each = budget / sum(shares)
     # Turns of a flow that a gate stops fall to the others; among several lanes the next head decides who is next.
     guess = board.policy.has_keyed_gates
     return {
-        flow.id: max(1, count) + (guess or flow.open + flow.shut > 1) for flow, count in zip(flows, counts, strict=True)
+        flow.id: ceil(each * share) + (guess or flow.open + flow.shut > 1)
+        for flow, share in zip(flows, shares, strict=True)
     }
 
 

@@ -8,7 +8,7 @@ changed, what belongs to another one moves there: lanes with their jobs, and wha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -52,7 +52,7 @@ class Rebuilt(msgspec.Struct, frozen=True):
 
 
 class WaitingLane(msgspec.Struct, frozen=True):
-    """A lane of a partition with jobs that wait or run."""
+    """A lane with jobs that wait or run."""
 
     id: bytes
     priority: int
@@ -169,8 +169,8 @@ def rebuild(
                 lane.flow.vtime = max(lane.flow.vtime, queue.vtime - lag(board, lane.flow))
                 lane.flow.tie = board.next_tie()
     for places in kept:
-        if (held := board.sequence_gate(places.priority, places.keys)) is not None:
-            held.in_flight += places.count
+        if (held := policy.sequence_gate(places.priority, places.keys)) is not None:
+            board.gate(*held).in_flight += places.count
     ready = [(flow.vtime, flow.tie) for flow in board.flows.values() if flow.standing == READY]
     cursor = min(ready, default=(queue.vtime, board.tie))
     return Rebuilt(
@@ -254,23 +254,6 @@ def carried_over(rows: Iterable[SharedGateRow], limit: Limit, now: Instant) -> l
     return [gate.row() for gate in gates]
 
 
-class HeldLane(msgspec.Struct, frozen=True):
-    """How many claims of a lane run, or have ended and are not folded."""
-
-    lane: bytes
-    priority: int
-    keys: dict[str, str | None]
-    count: int
-
-
-class SharedHold(msgspec.Struct, frozen=True):
-    """The same for a shared gate and one of the queues that pass it."""
-
-    gate: bytes
-    queue: str
-    count: int
-
-
 class Miscount(msgspec.Struct, frozen=True):
     """A gate that does not count what runs."""
 
@@ -289,48 +272,35 @@ class Miscount(msgspec.Struct, frozen=True):
         return f"{self.limit} of {where} counts {self.counted}, and {self.running} run"
 
 
-def expected_gates(
-    policy: Policy, holds: Iterable[HeldLane], kept: Iterable[KeptPlaces] = ()
-) -> dict[bytes, tuple[str, tuple[str | None, ...], int]]:
-    """What the gates of a queue's own limits must count: name, key and number, for those that hold anything."""
-    counts: Counter[bytes] = Counter()
-    names: dict[bytes, tuple[str, tuple[str | None, ...]]] = {}
-
-    def add(gate: bytes, bound: BoundLimit, of: HeldLane | KeptPlaces) -> None:
-        counts[gate] += of.count
-        names[gate] = (bound.name, select(bound.limit.by, of.keys, of.priority))
-
-    for hold in holds:
-        for gate, bound in (*policy.gates_of(hold.priority, hold.keys), *policy.queue_gates):
-            if bound.limit.counts_in_flight and not bound.is_shared:
-                add(gate, bound, hold)
-    for places in kept:
-        if (found := policy.sequence_gate(places.priority, places.keys)) is not None:
-            add(*found, places)
-    return {gate: (*names[gate], count) for gate, count in counts.items() if count}
+def expected_gates(policy: Policy, holds: Iterable[WaitingLane], kept: Iterable[KeptPlaces] = ()) -> list[GateRow]:
+    """The gates of a queue's own limits that must hold anything, given what runs in lanes, or has ended there and is
+    not folded, and what keeps places."""
+    rows = rebuild(policy, 0, QueueRow(0.0, 0.0, 0, 0, 0.0), (), corrected((), holds), (), kept).gates
+    return [row for row in rows if row.in_flight]
 
 
-def miscounted(
-    policy: Policy, expected: dict[bytes, tuple[str, tuple[str | None, ...], int]], gates: Iterable[GateRow]
-) -> list[Miscount]:
+def miscounted(policy: Policy, expected: Collection[GateRow], gates: Iterable[GateRow]) -> list[Miscount]:
     """Of these gates of a queue's own limits, those that are wrong. What is expected and not among them is missing."""
-    found, missing = [], dict(expected)
+    counts, known = {row.id: row.in_flight for row in expected}, set()
+    found = []
     for row in gates:
-        *_, count = missing.pop(row.id, (0,))
-        bound = policy.bound_named(row.limit)
+        known.add(row.id)
+        count, bound = counts.get(row.id, 0), policy.bound_named(row.limit)
         if bound is None or bound.is_shared or not bound.limit.counts_in_flight:
             continue
         if row.in_flight != count and policy.limit_at(bound, tuple(row.key), row.value) is not None:
             found.append(Miscount(policy.queue, row.limit, tuple(row.key), row.in_flight, count))
-    return found + [Miscount(policy.queue, name, key, 0, count) for name, key, count in missing.values()]
+    missing = [row for row in expected if row.id not in known]
+    return found + [Miscount(policy.queue, row.limit, tuple(row.key), 0, row.in_flight) for row in missing]
 
 
-def corrected(lanes: Iterable[LaneRow], holds: Iterable[HeldLane]) -> list[LaneRow]:
+def corrected(lanes: Iterable[LaneRow], holds: Iterable[WaitingLane]) -> list[LaneRow]:
     """A queue's lanes with what they hold, as they must be: a board that is made from them is right."""
-    held = {each.lane: each for each in holds}
-    rows = [replace(row, in_flight=held.pop(row.id).count if row.id in held else 0) for row in lanes]
+    held = {each.id: each for each in holds}
+    rows = [replace(row, in_flight=held.pop(row.id).in_flight if row.id in held else 0) for row in lanes]
     return rows + [
-        LaneRow(each.lane, b"", each.priority, each.keys, 0, each.count, 0, 0, 0, None, 0.0) for each in held.values()
+        LaneRow(each.id, b"", each.priority, each.keys, 0, each.in_flight, 0, 0, IDLE, None, 0.0)
+        for each in held.values()
     ]
 
 
@@ -341,12 +311,13 @@ def counts_in_flight(row: SharedGateRow) -> bool:
 
 
 def recounted(
-    queue: str, rows: Iterable[SharedGateRow], holds: Iterable[SharedHold]
+    queue: str, rows: Iterable[SharedGateRow], holds: Iterable[tuple[bytes, str, int]]
 ) -> list[tuple[Miscount, SharedGateRow]]:
-    """Of these shared gates, those that are wrong, each as it must be."""
+    """Of these shared gates, those that are wrong, each as it must be. `holds` are counts of running jobs, by gate and
+    queue."""
     held: dict[bytes, Counter[str]] = {}
-    for each in holds:
-        held.setdefault(each.gate, Counter())[each.queue] += each.count
+    for gate, holder, count in holds:
+        held.setdefault(gate, Counter())[holder] += count
     found = []
     for row in rows:
         if not counts_in_flight(row):

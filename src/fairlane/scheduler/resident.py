@@ -9,11 +9,11 @@ held; what the tables say of those is ignored.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Generator, Hashable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
 from math import inf
-from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -22,7 +22,7 @@ from msgspec.structs import astuple
 from fairlane.clock import Instant
 from fairlane.policy.overrides import NO_OVERRIDES
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.board import IDLE, PARKED, READY, Flow, Gate, Lane, gate_of, order_of
+from fairlane.scheduler.board import IDLE, PARKED, READY, Entry, Flow, Gate, Lane, gate_of, order_of
 from fairlane.scheduler.journal import Delta, Mark
 from fairlane.scheduler.plan import plan_claims
 from fairlane.scheduler.snapshot import (
@@ -54,6 +54,8 @@ ALARMS_AT_ONCE = 1_000
 BEGINNING = (-inf, 0)
 END = (inf, 0)
 EVER = 1 << 62
+FEW = 16
+"""One in so many is found and moved by itself. If it is more, the whole list is put in order at once."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -76,23 +78,34 @@ class ResidentBoard:
         self.mark = mark
         self.stored = 0
         """The last change that the tables hold."""
+        self.looked_at = 0
+        """Pieces that plans were given."""
+        self._begin(is_whole=is_whole)
+
+    def _begin(self, *, is_whole: bool) -> None:
+        """Hold nothing."""
         self.flows: dict[bytes, Flow] = {}
         self.lanes: dict[bytes, Lane] = {}
         self.gates: dict[bytes, Gate] = {}
         self.changed: tuple[dict[bytes, int], dict[bytes, int], dict[bytes, int]] = ({}, {}, {})
         """Flows, lanes and gates that differ from the tables, each with the last change that touched it."""
-        self.looked_at = 0
-        """Pieces that plans were given."""
-        self._ready = Ordered()
-        self._alarms = Ordered()
-        self._parked_lanes: OrderedByPlace[bytes | None] = OrderedByPlace()
-        self._parked_flows: OrderedByPlace[bytes | None] = OrderedByPlace()
+        # Plain lists, kept in order: for tens of thousands of entries that costs less than any tree in Python.
+        self._ready: list[Entry] = []
+        self._alarms: list[Entry] = []
+        self._parked_lanes: defaultdict[bytes | None, list[Entry]] = defaultdict(list)
+        self._parked_flows: defaultdict[bytes | None, list[Entry]] = defaultdict(list)
+        self._parked = self._parked_lanes, self._parked_flows
         self.is_whole = is_whole
         """Everything that is stored of the queue is here."""
         self._complete: tuple[float, int] = END if is_whole else BEGINNING
         """Every ready flow before this (virtual time, tie-breaker) is here."""
         self._alarmed: Instant = EVER if is_whole else -1
         """Every gate whose alarm is set for this time or before is here."""
+
+    def shrink(self, most: int = MOST_RESIDENT) -> None:
+        """Let go of everything where more is held than `most`: the tables have it, and give back what is needed."""
+        if not self.unwritten and (len(self.flows) > most or max(len(self.lanes), len(self.gates)) > 2 * most):
+            self._begin(is_whole=False)
 
     # What a claim does.
 
@@ -134,7 +147,7 @@ class ResidentBoard:
             )
             if ask.is_of_board:
                 self.adopt((yield ask), ask)
-        due = [self.gates[gate] for gate in self._alarms.before((events.now + 1,), count)]
+        due = [self.gates[gate] for at, gate in self._alarms[:count] if at <= events.now]
         due += [self.gates[gate] for gate in events.rung if gate in self.gates]
         found_lanes = [self.lanes[lane] for lane in named if lane in self.lanes]
         scan = yield from self._scan(cursor, count)
@@ -167,17 +180,17 @@ class ResidentBoard:
         gone: list[Entry] = []
         moved: list[Entry] = []
         for flow in plan.flows:
-            flow.used = flows[flow.id] = seq
+            flows[flow.id] = seq
             flow.opened = flow.open
-            entry = flow.entry
-            if flow.standing != READY or entry is None or entry[0] != READY:
+            entry, place = flow.entry, (flow.vtime, flow.tie, flow.id)
+            if flow.standing != READY or entry is None or entry[0] is not self._ready:
                 self._place_flow(flow)
-            elif entry[2][0] != flow.vtime or entry[2][1] != flow.tie:
+            elif entry[1] != place:
                 # Most of those that it touched have had their turn: they are moved together.
-                gone.append(entry[2])
-                moved.append(place := (flow.vtime, flow.tie, flow.id))
-                flow.entry = (READY, None, place)
-        self._ready.move(gone, moved)
+                gone.append(entry[1])
+                moved.append(place)
+                flow.entry = (self._ready, place)
+        self._move_ready(gone, moved)
         for lane in plan.lanes:
             lanes[lane.id] = seq
             self._place_lane(lane)
@@ -187,7 +200,7 @@ class ResidentBoard:
 
     def next_alarm(self) -> Instant | None:
         """When a gate has to be looked at, or more alarms have to be looked up."""
-        least = self._alarms.least()
+        least = self._alarms[0] if self._alarms else None
         if self._alarmed < EVER and (least is None or least[0] > self._alarmed):
             return None if self._alarmed < 0 else self._alarmed
         return None if least is None else least[0]
@@ -198,35 +211,30 @@ class ResidentBoard:
         """Apply a change that somebody else made, or that the tables do not hold yet."""
         seq, (flows, lanes, gates) = mark.seq, self.changed
         for row in delta.flows:
-            flow = self.flows.get(row.id)
-            weight = self.policy.weight_at(row.key, row.weight)
-            if flow is None:
-                flow = Flow(row, weight)
-            else:
-                flow.take_over(row, weight)
-            flow.used = flows[row.id] = seq
-            self._place_flow(flow)
+            if (flow := self.flows.get(row.id)) is not None:
+                flow.take_over(row, self.policy.weight_at(row.key, row.weight))
+            flows[row.id] = seq
+            self._place_flow(flow or self._new_flow(row))
         for lane_row in delta.lanes:
-            lane = self.lanes.get(lane_row.id)
-            if lane is None:
-                lane = Lane(lane_row, self.flows[lane_row.flow])
-            else:
+            if (lane := self.lanes.get(lane_row.id)) is not None:
                 lane.take_over(lane_row)  # and without its heads: one of them may be somebody else's
             lanes[lane_row.id] = seq
-            self._place_lane(lane)
+            self._place_lane(lane or Lane(lane_row, self.flows[lane_row.flow]))
         for gate_row in delta.gates:
             gates[gate_row.id] = seq
             self._replace_gate(gate_row)
+        for changed, gone in zip(
+            self.changed, (delta.removed.flows, delta.removed.lanes, delta.removed.gates), strict=True
+        ):
+            for each in gone:
+                changed.pop(each, None)
         for flow_id in delta.removed.flows:
-            flows.pop(flow_id, None)
-            if (gone := self.flows.get(flow_id)) is not None:
-                self._drop_flow(gone)
+            if (flow := self.flows.pop(flow_id, None)) is not None:
+                _place(flow, None, ())
         for lane_id in delta.removed.lanes:
-            lanes.pop(lane_id, None)
-            if (idle := self.lanes.get(lane_id)) is not None:
-                self._drop_lane(idle)
+            if (lane := self.lanes.pop(lane_id, None)) is not None:
+                _place(lane, None, ())
         for gate_id in delta.removed.gates:
-            gates.pop(gate_id, None)
             self._drop_gate(gate_id)
         self.mark = mark
 
@@ -291,8 +299,8 @@ class ResidentBoard:
 
     def changed_flows_before(self, since: tuple[float, int], until: tuple[float, int]) -> int:
         """How many ready flows that have changed have their turn between these."""
-        entries = self._ready.entries_since(since, len(self.flows))
-        return sum(entry[:2] < until and entry[2] in self.changed[0] for entry in entries)
+        entries = self._ready[bisect_left(self._ready, since) : bisect_left(self._ready, until)]
+        return sum(entry[2] in self.changed[0] for entry in entries)
 
     # What the plan asks for.
 
@@ -305,8 +313,8 @@ class ResidentBoard:
         lanes = [lane for flow, count in wanted.ready for _, _, lane in self.flows[flow].ready[:count]]
         flows = [self.flows[flow] for flow in wanted.flows if flow in self.flows]
         for gate, count in wanted.parked:
-            lanes += [self.lanes[lane] for lane in self._parked_lanes.first(gate, count)]
-            flows += [self.flows[flow] for flow in self._parked_flows.first(gate, count)]
+            lanes += [self.lanes[entry[-1]] for entry in self._parked_lanes.get(gate, ())[:count]]
+            flows += [self.flows[entry[-1]] for entry in self._parked_flows.get(gate, ())[:count]]
         scan = Scan()
         if wanted.scan is not None:
             vtime, tie, count = wanted.scan
@@ -327,7 +335,8 @@ class ResidentBoard:
             parked=[
                 (gate, count)
                 for gate, count in wanted.parked
-                if self._parked_lanes.count(gate) + self._parked_flows.count(gate) < self.gates[gate].waited
+                if len(self._parked_lanes.get(gate, ())) + len(self._parked_flows.get(gate, ()))
+                < self.gates[gate].waited
             ],
             heads=heads,
             shared=shared,
@@ -341,7 +350,7 @@ class ResidentBoard:
 
     def _scan_of_tables(self, since: tuple[float, int], count: int) -> tuple[float, int, int] | None:
         """From where on the tables are to be scanned too; `None`: memory has enough."""
-        entries = self._ready.entries_since(since, count)
+        entries = self._ready_since(since, count)
         if self._complete == END or (len(entries) == count and entries[-1][:2] < self._complete):
             return None
         return (*max(since, self._complete), count)
@@ -351,7 +360,7 @@ class ResidentBoard:
         if (scan := self._scan_of_tables(since, count)) is not None:
             ask = Ask(scan=scan, but_not=self._known_better())
             self.adopt((yield ask), ask)
-        entries = self._ready.entries_since(since, count)
+        entries = self._ready_since(since, count)
         flows = [self.flows[entry[-1]] for entry in entries]
         lacking = [(flow.id, LANES_PER_FLOW) for flow in flows if flow.lacks_lanes and not self.is_whole]
         if lacking:
@@ -365,7 +374,7 @@ class ResidentBoard:
         """Take rows of the tables in, unless their pieces are here or were changed since."""
         for row in found.flows:
             if row.id not in self.flows:
-                self._place_flow(Flow(row, self.policy.weight_at(row.key, row.weight)))
+                self._place_flow(self._new_flow(row))
         for lane_row in found.lanes:
             if lane_row.id not in self.lanes:
                 self._place_lane(Lane(lane_row, self.flows[lane_row.flow]))
@@ -387,72 +396,54 @@ class ResidentBoard:
 
     # Where pieces are.
 
+    def _new_flow(self, row: FlowRow) -> Flow:
+        return Flow(row, self.policy.weight_at(row.key, row.weight))
+
     def _place_flow(self, flow: Flow) -> None:
         self.flows[flow.id] = flow
-        standing = flow.standing
-        entry = flow.entry
-        if standing == READY:
-            if entry is not None:
-                if entry[0] == READY and entry[2][1] == flow.tie and entry[2][0] == flow.vtime:
-                    return
-                self._unplace_flow(flow)
-            place = (flow.vtime, flow.tie, flow.id)
-            self._ready.put(place)
-            flow.entry = (READY, None, place)
-            return
-        if entry is not None:
-            self._unplace_flow(flow)
-        if standing == PARKED:
-            place = (flow.vtime, flow.tie, flow.id)
-            self._parked_flows.put(flow.gate, place)
-            flow.entry = (PARKED, flow.gate, place)
-
-    def _unplace_flow(self, flow: Flow) -> None:
-        if flow.entry is not None:
-            standing, gate, place = flow.entry
-            if standing == READY:
-                self._ready.drop(place)
-            else:
-                self._parked_flows.drop(gate, place)
-            flow.entry = None
+        entries = None
+        if flow.standing != IDLE:
+            entries = self._ready if flow.standing == READY else self._parked_flows[flow.gate]
+        _place(flow, entries, (flow.vtime, flow.tie, flow.id))
 
     def _place_lane(self, lane: Lane) -> None:
         self.lanes[lane.id] = lane
-        standing, entry = lane.standing, lane.entry
-        if standing == READY:
-            place = (lane.rank, lane.head, lane.id)
-            if entry is not None:
-                if entry[0] == READY and entry[2] == place:
-                    return
-                self._unplace_lane(lane)
-            insort(lane.flow.ready, (order_of(lane.rank, lane.head), lane.id, lane))
-            lane.entry = (READY, None, place)
-            return
-        if entry is not None:
-            self._unplace_lane(lane)
-        if standing == PARKED:
-            parked = (lane.tag, lane.head, lane.id)
-            self._parked_lanes.put(lane.gate, parked)
-            lane.entry = (PARKED, lane.gate, parked)
+        if lane.standing == READY:
+            entries, order, entry = lane.flow.ready, order_of(lane.rank, lane.head), lane.entry
+            # Mostly it is there already: a lane that is alone in its flow keeps its order.
+            if entry is None or entry[0] is not entries or entry[1][0] != order:
+                _place(lane, entries, (order, lane.id, lane))
+        elif lane.standing == PARKED:
+            _place(lane, self._parked_lanes[lane.gate], (lane.tag, lane.head, lane.id))
+        else:
+            _place(lane, None, ())
 
-    def _unplace_lane(self, lane: Lane) -> None:
-        if lane.entry is not None:
-            standing, gate, place = lane.entry
-            if standing == READY:
-                ready = lane.flow.ready
-                del ready[bisect_left(ready, (order_of(place[0], place[1]), lane.id))]
-            else:
-                self._parked_lanes.drop(gate, place)
-            lane.entry = None
+    def _ready_since(self, bound: tuple[float, int], count: int) -> list[Entry]:
+        """The first `count` ready flows at or after a bound."""
+        start = bisect_left(self._ready, bound)
+        return self._ready[start : start + count]
+
+    def _move_ready(self, gone: list[Entry], put: list[Entry]) -> None:
+        if len(gone) * FEW < len(self._ready):
+            for entry in gone:
+                _drop(self._ready, entry)
+            for entry in put:
+                insort(self._ready, entry)
+            return
+        left = set(gone)
+        # In place: flows know the list that they are in.
+        self._ready[:] = [entry for entry in self._ready if entry not in left]
+        self._ready += put
+        self._ready.sort()
 
     def _place_gate(self, gate: Gate) -> None:
         self.gates[gate.id] = gate
         gate.is_resident = not gate.bound.is_shared
         if gate.alarm != gate.wake_at:
             if gate.alarm is not None:
-                self._alarms.drop((gate.alarm, gate.id))
+                _drop(self._alarms, (gate.alarm, gate.id))
             if gate.wake_at is not None:
-                self._alarms.put((gate.wake_at, gate.id))
+                insort(self._alarms, (gate.wake_at, gate.id))
             gate.alarm = gate.wake_at
 
     def _replace_gate(self, row: GateRow) -> None:
@@ -466,148 +457,27 @@ class ResidentBoard:
         if gate is not None:
             gate.is_resident = False
             if gate.alarm is not None:
-                self._alarms.drop((gate.alarm, gate_id))
+                _drop(self._alarms, (gate.alarm, gate_id))
+        for parked in self._parked:
+            if not parked.get(gate_id, True):
+                del parked[gate_id]
 
-    def _drop_flow(self, flow: Flow) -> None:
-        self._unplace_flow(flow)
-        del self.flows[flow.id]
 
-    def _drop_lane(self, lane: Lane) -> None:
-        self._unplace_lane(lane)
-        del self.lanes[lane.id]
-
-    # Bounds.
-
-    def shrink(self, most: int = MOST_RESIDENT) -> None:
-        """Let go of what is least likely to be needed soon, where more is held than `most`. What has changed stays."""
-        if len(self.flows) > most:
-            self._forget_flows(most * 3 // 4)
-        if len(self.lanes) > 2 * most:
-            self._forget_lanes(most)
-        if len(self.gates) > 2 * most:
-            self._forget_gates(most)
-
-    def _forget_flows(self, most: int) -> None:
-        changed_flows, changed_lanes, _ = self.changed
-        kept = {entry[-1] for entry in self._ready.entries_since(BEGINNING, most // 2)}
-        kept.update(changed_flows)
-        kept.update(self.lanes[each].flow.id for each in changed_lanes)
-        others = sorted((flow for flow in self.flows.values() if flow.id not in kept), key=attrgetter("used"))
-        gone = others[: max(0, len(self.flows) - most)]
-        if not gone:
+def _place(piece: Flow | Lane, entries: list[Entry] | None, entry: Entry) -> None:
+    """Have a flow or a lane in this list, or in none, and in no other one."""
+    if piece.entry is not None:
+        known, place = piece.entry
+        if known is entries and place == entry:
             return
-        self.is_whole = False
-        left = {flow.id for flow in gone}
-        for lane in [lane for lane in self.lanes.values() if lane.flow.id in left]:
-            self._drop_lane(lane)
-        for flow in gone:
-            if flow.entry is not None and flow.entry[0] == READY:
-                self._complete = min(self._complete, flow.entry[2][:2])
-            self._drop_flow(flow)
-
-    def _forget_lanes(self, most: int) -> None:
-        """The idle ones first, and of the others those that stand last. Flows and gates know how many they have."""
-        gone = [lane for lane in self.lanes.values() if lane.id not in self.changed[1]]
-        gone.sort(key=lambda lane: (lane.standing == IDLE, lane.order), reverse=True)
-        for lane in gone[: max(0, len(self.lanes) - most)]:
-            self.is_whole = False
-            self._drop_lane(lane)
-
-    def _forget_gates(self, most: int) -> None:
-        passed = {gate for lane in self.lanes.values() for gate, _ in lane.passes or ()}
-        passed.update(self.changed[2])
-        gone = [gate for gate in self.gates.values() if gate.id not in passed]
-        for gate in gone[: max(0, len(self.gates) - most)]:
-            self.is_whole = False
-            if gate.alarm is not None:
-                self._alarmed = min(self._alarmed, gate.alarm - 1)
-            self._drop_gate(gate.id)
+        _drop(known, place)
+    piece.entry = None
+    if entries is not None:
+        insort(entries, entry)
+        piece.entry = (entries, entry)
 
 
-Entry = tuple[Any, ...]
-"""What it is ordered by, and last the id."""
-
-FEW = 16
-"""One in so many is found and moved by itself. If it is more, the whole list is put in order at once."""
-
-Place = TypeVar("Place", bound=Hashable)
-
-
-class Ordered:
-    """Entries in order."""
-
-    __slots__ = ("_entries",)
-
-    def __init__(self) -> None:
-        # One list, moved in memory: for tens of thousands of entries that costs less than any tree in Python.
-        self._entries: list[Entry] = []
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def put(self, entry: Entry) -> None:
-        self._entries.insert(bisect_left(self._entries, entry), entry)
-
-    def drop(self, entry: Entry) -> None:
-        del self._entries[bisect_left(self._entries, entry)]
-
-    def move(self, gone: list[Entry], put: list[Entry]) -> None:
-        """Drop some and put others."""
-        if len(gone) * FEW < len(self._entries):
-            for entry in gone:
-                self.drop(entry)
-            for entry in put:
-                self.put(entry)
-            return
-        left = set(gone)
-        self._entries = [entry for entry in self._entries if entry not in left]
-        self._entries += put
-        self._entries.sort()
-
-    def least(self) -> Entry | None:
-        return self._entries[0] if self._entries else None
-
-    def first(self, count: int) -> list[Any]:
-        """The ids of the first `count`."""
-        return [entry[-1] for entry in self._entries[:count]]
-
-    def entries_since(self, bound: Entry, count: int) -> list[Entry]:
-        """The first `count` at or after a bound."""
-        start = bisect_left(self._entries, bound)
-        return self._entries[start : start + count]
-
-    def before(self, bound: Entry, count: int) -> list[Any]:
-        """The ids of the first `count`, as far as they lie before a bound."""
-        return [entry[-1] for entry in self._entries[: min(count, bisect_left(self._entries, bound))]]
-
-
-class OrderedByPlace(Generic[Place]):
-    """A list of ordered entries for each place."""
-
-    __slots__ = ("_places",)
-
-    def __init__(self) -> None:
-        self._places: dict[Place, Ordered] = {}
-
-    def put(self, place: Place, entry: Entry) -> None:
-        ordered = self._places.get(place)
-        if ordered is None:
-            ordered = self._places[place] = Ordered()
-        ordered.put(entry)
-
-    def drop(self, place: Place, entry: Entry) -> None:
-        ordered = self._places[place]
-        ordered.drop(entry)
-        if not len(ordered):
-            del self._places[place]
-
-    def first(self, place: Place, count: int) -> list[Any]:
-        ordered = self._places.get(place)
-        return [] if ordered is None else ordered.first(count)
-
-    def count(self, place: Place) -> int:
-        ordered = self._places.get(place)
-        return 0 if ordered is None else len(ordered)
+def _drop(entries: list[Entry], entry: Entry) -> None:
+    del entries[bisect_left(entries, entry)]
 
 
 def upcoming(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
+from functools import partial
 from typing import assert_never
 from uuid import UUID
 
@@ -231,66 +232,42 @@ def settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
 
 def _settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
     last = claim.attempt >= claim.max_attempts
-    job, lease = claim.id, claim.lease
+    ended = partial(Settlement, claim.id, claim.lease)
     match outcome:
         case Done(result=result, effects=effects):
-            return Settlement(job, lease, State.DONE, "done", ran, result=result, effects=effects or None)
+            return ended(State.DONE, "done", ran, result=result, effects=effects or None)
         case Failed(error=error) if last:
-            return Settlement(job, lease, State.DEAD, "failed", ran, error=error)
+            return ended(State.DEAD, "failed", ran, error=error)
         case Failed(error=error, backoff=delay):
-            return Settlement(job, lease, State.SCHEDULED, "failed", ran, delay, error=error)
+            return ended(State.SCHEDULED, "failed", ran, delay, error=error)
         case Retried(reason=reason, is_bounded=True) if last:
-            return Settlement(job, lease, State.DEAD, "retry", ran, error=reason)
+            return ended(State.DEAD, "retry", ran, error=reason)
         case Retried(reason=reason, delay=delay):
-            return Settlement(job, lease, State.SCHEDULED, "retry", ran, delay, error=reason)
+            return ended(State.SCHEDULED, "retry", ran, delay, error=reason)
         case Snoozed(reason=reason, delay=delay):
-            return Settlement(job, lease, State.SCHEDULED, "snoozed", ran, delay, error=reason, counts_attempt=False)
+            return ended(State.SCHEDULED, "snoozed", ran, delay, error=reason, counts_attempt=False)
         case Died(reason=reason):
-            return Settlement(job, lease, State.DEAD, "dead", ran, error=reason)
+            return ended(State.DEAD, "dead", ran, error=reason)
         case Cancelled(reason=reason):
-            return Settlement(job, lease, State.CANCELLED, "cancelled", ran, error=reason)
+            return ended(State.CANCELLED, "cancelled", ran, error=reason)
         case Released(reason=reason, delay=delay, is_spent=is_spent):
-            to = State.SCHEDULED if delay > 0 else State.READY
-            return Settlement(
-                job,
-                lease,
-                to,
-                "released",
-                0,
-                delay or None,
-                error=reason,
-                counts_attempt=False,
-                unstarted=True,
-                is_spent=is_spent,
-                suspicion=claim.suspicion,
-            )
+            to, suspicion = State.SCHEDULED if delay > 0 else State.READY, claim.suspicion
+            given_back = partial(ended, counts_attempt=False, unstarted=True, is_spent=is_spent, suspicion=suspicion)
+            return given_back(to, "released", 0, delay or None, error=reason)
         case Interrupted(reason=reason):
-            return Settlement(
-                job, lease, State.DEAD if last else State.READY, "lost", ran, error=reason, is_cut_short=True
-            )
+            return ended(State.DEAD if last else State.READY, "lost", ran, error=reason, is_cut_short=True)
         case Lost(reason=reason, suspicion=added) if added and claim.is_suspect:
             # Nothing ran beside it: this loss is its own, and so, if somebody saw it, were those before. Nobody saw it:
             # it may have been lost with its worker while it waited for its turn to run alone.
             # A suspicion stands for the losses that somebody saw, and for half of the others.
             before = -(-claim.suspicion // SEEN) if added >= SEEN else 0
-            is_over = claim.attempt + before >= claim.max_attempts
-            to = State.DEAD if is_over else State.READY
-            return Settlement(job, lease, to, "lost", ran, error=reason, is_cut_short=True, suspicion=claim.suspicion)
+            to = State.DEAD if claim.attempt + before >= claim.max_attempts else State.READY
+            return ended(to, "lost", ran, error=reason, is_cut_short=True, suspicion=claim.suspicion)
         case Lost(reason=reason, suspicion=added):
             # Any of those that ran may have done it, and most have not. Tokens stay taken, also where nothing ran that
             # anybody knows of.
-            name, suspicion = "lost" if added else "released", claim.suspicion + added
-            return Settlement(
-                job,
-                lease,
-                State.READY,
-                name,
-                ran,
-                error=reason,
-                counts_attempt=False,
-                is_cut_short=True,
-                suspicion=suspicion,
-            )
+            lost = partial(ended, counts_attempt=False, is_cut_short=True, suspicion=claim.suspicion + added)
+            return lost(State.READY, "lost" if added else "released", ran, error=reason)
         case _:
             assert_never(outcome)
 

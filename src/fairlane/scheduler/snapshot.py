@@ -13,6 +13,7 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant
 from fairlane.policy.gates import GateState
+from fairlane.policy.gates import Release as Release
 from fairlane.policy.limits import PLANNED_AHEAD, Rate
 from fairlane.policy.policy import Policy
 
@@ -106,7 +107,7 @@ class GateRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     value: float | None = None
     """The bound that the newest job of its key brought along; `None`: what the policy says."""
     given_by: int = 0
-    """The position that this job had at its enqueue: positions rise, so an older number is told by a lower one."""
+    """The position that this job had at its enqueue: positions rise, so the number with the lower one is older."""
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
@@ -137,28 +138,6 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     """The position that the job which gave them had at its enqueue."""
     ref: Any = None
     """Whatever its store finds the job by, if it is a single one and the store knows."""
-
-
-class Release(msgspec.Struct, frozen=True, gc=False):
-    """A bell: claims of a lane ended. What limits look at is said at `Ending`."""
-
-    lane: bytes
-    ended: int
-    ran: int
-    charged: float
-    """What was charged for them at claim time, added up."""
-    unstarted: int
-    refund: float
-    """What was charged for those."""
-    since: Instant = 0
-    failed: int = 0
-    neutral: int = 0
-    latest: Instant = 0
-    kept: int = 0
-    lost: int = 0
-    """Of those that ran, how many were lost: all of them, or none. They ran until their last renewal, as far as anybody
-    knows: for so long they are charged, and it says nothing of how long a run takes."""
-    signal: int | None = None
 
 
 class KeptPlaces(msgspec.Struct, frozen=True, gc=False):
@@ -209,10 +188,12 @@ class SharedRelease(msgspec.Struct, frozen=True, gc=False):
     failed: int
     neutral: int
     latest: Instant
-    kept: int = 0
-    """Sequences are not shared."""
-    signal: int | None = None
-    """Nor are adaptive caps."""
+
+    @property
+    def ending(self) -> Release:
+        """What limits look at. Neither sequences nor adaptive caps are shared."""
+        figures = self.ended, self.ran, 0.0, self.unstarted, 0.0, self.since, self.failed, self.neutral, self.latest
+        return Release(b"", *figures)
 
 
 class Ring(msgspec.Struct, frozen=True, gc=False):
@@ -401,7 +382,7 @@ class Plan(msgspec.Struct, frozen=True):
     shared: list[SharedGateRow] = []
     rings: list[Ring] = []
     tally: Tally | None = None
-    """What the claim tells of itself; `None`: nothing happened."""
+    """What the claim did; `None`: nothing happened."""
 
 
 AHEAD = PLANNED_AHEAD

@@ -140,7 +140,7 @@ def gates_in_doubt(
         found += [(policy.sequence, key) for key in resumed]
     for lane in {release.lane for release in ends.releases} & ends.lanes.keys():
         keys, priority = ends.lanes[lane]
-        found += [(bound, select(bound.limit.by, keys, priority)) for _, bound in policy.passes(lane, priority, keys)]
+        found += [(bound, select(bound.limit.by, keys, priority)) for _, bound in policy.gates_of(priority, keys)]
     return holding(policy, found)
 
 

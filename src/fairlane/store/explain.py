@@ -106,6 +106,6 @@ def _count_ahead(
 
 def _ahead_in(subject: Subject, examined: Examined) -> Procedure[dict[bytes, int]]:
     found: dict[bytes, Any] = {}
-    for lane in examined.others.lanes if subject.state is State.READY else ():
+    for lane in examined.siblings if subject.state is State.READY else ():
         found[lane.id] = yield from value("count_ahead", lane.id, lane.floor, subject.position, COUNTED_BESIDE)
     return found

@@ -13,9 +13,8 @@ from fairlane.policy.policy import Policy
 from fairlane.scheduler.board import rings_for_all
 from fairlane.scheduler.journal import Delta, Removed
 from fairlane.scheduler.rebuild import (
-    HeldLane,
     Miscount,
-    SharedHold,
+    WaitingLane,
     corrected,
     expected_gates,
     miscounted,
@@ -205,13 +204,14 @@ def _miscounts(
     holds, kept = (yield from _holds(queue, board)), (yield on_board(queue, "kept_places", policy))
     expected = expected_gates(policy, holds, kept)
     if only is not None:
-        expected = {gate: counted for gate, counted in expected.items() if gate in only}
-    known = {row.id for row in gates}
-    others = yield from answered(queue, board.find(gates=sorted(expected.keys() - known)))
+        expected = [row for row in expected if row.id in only]
+    others = yield from answered(
+        queue, board.find(gates=sorted({row.id for row in expected} - {row.id for row in gates}))
+    )
     return miscounted(policy, expected, [*gates, *others.gates])
 
 
-def _holds(queue: str, board: ResidentBoard) -> Procedure[list[HeldLane]]:
+def _holds(queue: str, board: ResidentBoard) -> Procedure[list[WaitingLane]]:
     """What runs, and what has ended and is not folded, by lane."""
     found = yield query("select_holds", (yield on_board(queue, "number")))
     ended = [lane for lane, _, keys, _ in found if keys is None]
@@ -219,9 +219,9 @@ def _holds(queue: str, board: ResidentBoard) -> Procedure[list[HeldLane]]:
     holds = []
     for lane, priority, keys, number in found:
         if keys is not None:
-            holds.append(HeldLane(lane, priority, decode_keys(keys), number))
+            holds.append(WaitingLane(lane, priority, decode_keys(keys), in_flight=number))
         elif (row := lanes.get(lane)) is not None:
-            holds.append(HeldLane(lane, row.priority, row.keys, number))
+            holds.append(WaitingLane(lane, row.priority, row.keys, in_flight=number))
     return holds
 
 
@@ -233,7 +233,7 @@ def _shared_gates(queue: str, policy: Policy, after: bytes, limit: int) -> Proce
 
 def _shared_miscounts(queue: str, gates: list[SharedGateRow]) -> Procedure[list[tuple[Miscount, SharedGateRow]]]:
     found = (yield query("select_shared_holds", (yield on_board(queue, "number")))) if gates else ()
-    return recounted(queue, gates, [SharedHold(*row) for row in found])
+    return recounted(queue, gates, found)
 
 
 def _gate(row: Any) -> GateRow:
