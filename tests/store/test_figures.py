@@ -484,7 +484,7 @@ async def test_a_board_has_the_gates_that_were_asked_for_as_they_are(store: Stor
 async def in_flight_of(store: Store, policy: Policy, *accounts: str) -> dict[str, int]:
     bound = next(each for each in policy.bound if each.name == "concurrency:account")
     wanted = [(bound, (account,)) for account in accounts]
-    boards = await store.ask(lambda moment: moment.boards({policy.queue: policy}, {policy.queue: wanted}))
+    boards = await store.ask(lambda moment: moment.boards({policy.queue: wanted}))
     gates = boards[policy.queue].gates
     return {account: gates[policy.gate_of(bound, (account,))].in_flight for account in accounts}
 
@@ -730,9 +730,7 @@ async def test_a_limit_that_queues_share_is_shown_without_slots_that_were_freed(
     await finish(store, [first])
     for policy in (train, serve):
         wanted = [(bound, ()) for _, bound in policy.queue_gates]
-        board = (
-            await store.ask(partial(Moment.boards, policies={policy.queue: policy}, wanted={policy.queue: wanted}))
-        )[policy.queue]
+        board = (await store.ask(partial(Moment.boards, wanted={policy.queue: wanted})))[policy.queue]
         (gauge,) = gauges(board, wanted)
         assert (gauge.used, gauge.bound) == (1, 2)
 

@@ -52,7 +52,7 @@ async def held_of(store: Store, by: By = ACCOUNT) -> dict[str, int]:
 async def used_of(store: Store, policy: Policy) -> list[float]:
     """How much of each limit is used, of `acme` or of the whole queue."""
     wanted = [(bound, tuple("acme" for _ in bound.limit.by)) for bound in policy.bound]
-    asked = partial(Moment.boards, policies={QUEUE: policy}, wanted={QUEUE: wanted})
+    asked = partial(Moment.boards, wanted={QUEUE: wanted})
     return [gauge.used for gauge in gauges((await store.ask(asked))[QUEUE], wanted)]
 
 

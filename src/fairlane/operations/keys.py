@@ -126,11 +126,9 @@ def lately(minutes: Iterable[Minute], now: Instant, before: int = RECENT) -> Min
     return reduce(Minute.and_also, (each for each in minutes if each.number >= first), Minute(first))
 
 
-def gauges_of(
-    moment: Moment, policies: Mapping[str, Policy], wanted: Mapping[str, Sequence[Wanted]]
-) -> Looking[dict[str, list[Gauge]]]:
+def gauges_of(moment: Moment, wanted: Mapping[str, Sequence[Wanted]]) -> Looking[dict[str, list[Gauge]]]:
     """By queue, a gauge for everything that was asked for, in that order."""
-    boards = yield from moment.boards(policies, wanted)
+    boards = yield from moment.boards(wanted)
     return {queue: gauges(boards[queue], asked) for queue, asked in wanted.items()}
 
 
@@ -528,7 +526,7 @@ def _views(moment: Moment, look: _Look, found: Sequence[Found]) -> Looking[list[
         asked.setdefault(queue, []).extend(passed)
         if figures.held_by:
             held.setdefault(queue, []).extend(passed)
-    told = yield from gauges_of(moment, look.policies, asked)
+    told = yield from gauges_of(moment, asked)
     gauges = {
         (queue, bound.name, key): gauge
         for queue, wanted in asked.items()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import attrgetter
+from operator import add, attrgetter
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from fairlane.clock import SECOND, Instant
 from fairlane.policy.keys import By, select
@@ -22,7 +22,7 @@ from fairlane.policy.limits import smoothed
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.journal import add_release
 from fairlane.scheduler.snapshot import GateTally, LaneRow, LaneTally, Release, Tally, UnseenLane
-from fairlane.stats.gates import Brought, Came, Ends, hears_arrivals
+from fairlane.stats.gates import Brought, Came, Ends
 
 MINUTE = 60 * SECOND
 HOUR = 3_600 * SECOND
@@ -91,6 +91,10 @@ class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The last hour, likewise."""
 
     @property
+    def place(self) -> Place:
+        return self.by, self.key
+
+    @property
     def ended(self) -> int:
         """Within the last day; so are those that failed, and the time that they ran."""
         return sum(each.ended for each in self.hours)
@@ -156,7 +160,7 @@ class Minute(Span, array_like=False, frozen=True, kw_only=True):
 
     def and_also(self, other: Minute) -> Minute:
         return Minute(
-            *_counts(_added(self, other)),
+            *astuple(_added(self, other)),
             arrived=self.arrived + other.arrived,
             waited_longest=max(self.waited_longest, other.waited_longest),
             denied=dict(sorted((Counter(self.denied) + Counter(other.denied)).items())),
@@ -171,7 +175,7 @@ def _within(one: Within | None, other: Within | None) -> Within | None:
     return Within(min(one.first, other.first), max(one.last, other.last))
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class Held(msgspec.Struct, frozen=True):
     """How many keys a limit holds back, and how many jobs wait there."""
 
     keys: int = 0
@@ -189,7 +193,7 @@ class _Sum:
     held: dict[str, bool] = field(default_factory=dict)
     minutes: dict[int, Span] = field(default_factory=dict)
 
-    def add(self, told: LaneTally, at: Instant) -> None:
+    def add(self, told: LaneTally, at: Instant, happened: Span) -> None:
         self.arrived += told.arrived
         if told.arrived > 0 or told.newest:
             self.arrived_at = max(self.arrived_at or 0, min(told.newest or at, at))
@@ -198,10 +202,8 @@ class _Sum:
         if told.ended:
             self.began_at = max(self.began_at or 0, told.latest) or None
         if told.ended or told.started or told.unstarted:
-            minute = at // MINUTE
-            more = Span(minute, told.ended, told.failed, told.ran, told.started, told.waited, told.unstarted, told.lost)
-            known = self.minutes.get(minute)
-            self.minutes[minute] = more if known is None else _added(known, more)
+            known = self.minutes.get(happened.number)
+            self.minutes[happened.number] = happened if known is None else _added(known, happened)
 
 
 class Sums:
@@ -213,16 +215,31 @@ class Sums:
         self._minutes: dict[int, Minute] = {}
 
     def add(self, told: Tally) -> None:
+        number = told.at // MINUTE
+        total = Span(number)
         for lane in told.lanes:
+            happened = Span(
+                number, lane.ended, lane.failed, lane.ran, lane.started, lane.waited, lane.unstarted, lane.lost
+            )
+            total = _added(total, happened)
             for by in self._policy.scopes:
-                self._keys[by, select(by, lane.keys, lane.priority)].add(lane, told.at)
+                self._keys[by, select(by, lane.keys, lane.priority)].add(lane, told.at, happened)
+        denied: Counter[str] = Counter()
         for gate in told.gates:
+            denied[gate.limit] += gate.denied
             place = place_of_gate(self._policy, gate.limit, gate.key)
             if place is not None:
                 self._keys[place].held[gate.limit] = gate.is_held
-        minute = _minute(told)
-        known = self._minutes.get(minute.number)
-        self._minutes[minute.number] = minute if known is None else known.and_also(minute)
+        minute = Minute(
+            *astuple(total),
+            arrived=sum(lane.arrived for lane in told.lanes if lane.arrived > 0),
+            waited_longest=told.waited_longest,
+            denied=dict(+denied),
+            claimed_in=Within(told.at, told.at) if total.claimed else None,
+            ended_in=Within(told.at, told.at) if total.ended else None,
+        )
+        known = self._minutes.get(number)
+        self._minutes[number] = minute if known is None else known.and_also(minute)
 
     @property
     def places(self) -> list[Place]:
@@ -291,40 +308,31 @@ class Unseen(msgspec.Struct, frozen=True):
     oldest: Instant | None = None
     """Since when the first of them is ready."""
     events: int = 0
+    given: Sequence[tuple[Mapping[str, float], int]] = ()
+    """The numbers that these jobs brought, however many brought the same; each with the latest job that did."""
     resumed: Mapping[Key, int] = {}
     """By key of the queue's sequence, the places in it that are free again: of jobs that came, and of those that are
     due."""
 
 
 class Recent:
-    """What is not in the stored stats of a queue: claims that nobody has added up, and what no claim has seen."""
+    """What the stored stats of a queue lack: claims that nobody has added up, and what no claim has seen."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        told: Iterable[Tally],
-        unseen: Unseen,
-        ends: Ends,
-        now: Instant,
-        given: Sequence[tuple[Mapping[str, float], int]] = (),
-    ) -> None:
+    def __init__(self, policy: Policy, now: Instant, told: Sequence[Tally], unseen: Unseen, ends: Ends) -> None:
+        self.policy = policy
         self.now = now
         self.unseen = unseen
-        self.given = given
-        """The numbers that unseen jobs brought, however many brought the same; each with the latest that did."""
         self.ends = ends
         self.lanes: list[UnseenLane] | None = None if unseen.events else []
-        """What is unseen, by lane; `None`: nobody has asked for it yet."""
-        self._policy = policy
+        """What is unseen, by lane; `None`: it was not loaded yet."""
         self._arrived: dict[By, dict[Key, int]] = {}
         self._newest: dict[By, dict[Key, Instant]] = {}
         self._brought: dict[str, Brought] = {}
         self._held: dict[Place, dict[str, bool]] = {}
         self._sums = Sums(policy)
-        self.claims = 0
+        self.claims = len(told)
         for tally in told:
             self._sums.add(tally)
-            self.claims += 1
         for release in ends.releases:
             if (lane := ends.lanes.get(release.lane)) is not None:
                 told_of = LaneTally(*lane)
@@ -339,7 +347,7 @@ class Recent:
     def hold(self, gates: Iterable[GateTally]) -> None:
         """Take in what has become of gates since the last claim."""
         for gate in gates:
-            place = place_of_gate(self._policy, gate.limit, gate.key)
+            place = place_of_gate(self.policy, gate.limit, gate.key)
             if place is not None:
                 self._held.setdefault(place, {})[gate.limit] = gate.is_held
 
@@ -347,7 +355,7 @@ class Recent:
         """By key, the jobs that came and that no claim has seen."""
         found = self._arrived.get(by)
         if found is None:
-            assert self.lanes is not None, "unseen lanes are asked for first"
+            assert self.lanes is not None, "unseen lanes are loaded first"
             found = self._arrived[by] = {}
             newest = self._newest[by] = {}
             for lane in self.lanes:
@@ -359,64 +367,64 @@ class Recent:
     def brought(self, name: str, by: By) -> Brought:
         """By key of a scope, the number of this name that the last of the unseen jobs has brought."""
         if name not in self._brought:
+            assert self.lanes is not None or not by, "unseen lanes are loaded first"
+            given: Iterable[tuple[Key, Mapping[str, float], int]] = [((), *each) for each in self.unseen.given]
+            if by:
+                lanes = [each for each in self.lanes or () if each.given]
+                given = [(select(by, each.keys, each.priority), each.given or {}, each.given_by) for each in lanes]
             found = self._brought[name] = {}
-            for key, given, given_by in self._given_by_key(by):
-                if name in given and given_by > found.get(key, NO_NUMBER)[1]:
-                    found[key] = (given[name], given_by)
+            for key, numbers, given_by in given:
+                if name in numbers and given_by > found.get(key, NO_NUMBER)[1]:
+                    found[key] = (numbers[name], given_by)
         return self._brought[name]
 
-    def _given_by_key(self, by: By) -> Iterator[tuple[Key, Mapping[str, float], int]]:
-        if not by:
-            yield from (((), *each) for each in self.given)
-            return
-        assert self.lanes is not None, "unseen lanes are asked for first"
-        for lane in self.lanes:
-            if lane.given:
-                yield select(by, lane.keys, lane.priority), lane.given, lane.given_by
+    def numbers_given(self, bound: BoundLimit) -> list[float]:
+        """The different numbers that unseen jobs brought for a limit."""
+        if bound.from_job is None:
+            return []
+        return [given[bound.name] for given, _ in self.unseen.given if bound.name in given]
 
-    def tells(self, bound: BoundLimit) -> bool:
-        """Whether what is unseen may change gates of this limit."""
+    def _changes(self, bound: BoundLimit) -> bool:
+        """Whether what is unseen may change gates of this limit: see `fold_arrivals`."""
         if bound.from_job is not None:
-            return any(bound.name in given for given, _ in self.given)
-        return hears_arrivals(bound) and (self.unseen.events > 0 or bool(self.unseen.resumed))
+            return bool(self.numbers_given(bound))
+        return bound.limit.is_rung_by_arrivals and (self.unseen.events > 0 or bool(self.unseen.resumed))
+
+    def needs_lanes(self, bound: BoundLimit) -> bool:
+        """Whether `came_to` looks at the unseen lanes."""
+        is_counted = bound.from_job is not None or bound.limit.is_of_producers
+        return bool(bound.limit.by) and is_counted and self._changes(bound)
 
     def came_to(self, bound: BoundLimit, key: Key) -> Came:
-        """What is unseen tells one gate. Of a key, the unseen lanes are known, if `needs_lanes`."""
+        """How what is unseen changes one gate. The unseen lanes are known, if the limit `needs_lanes`."""
         by = bound.limit.by
+        if not self._changes(bound):
+            return Came()
         if bound.from_job is not None:
             return Came(number=self.brought(bound.name, by).get(key))
         if bound.limit.is_of_producers:
             return Came(count=self.arrived(by).get(key, 0) if by else self.unseen.ready)
         return Came(resumed=self.unseen.resumed.get(key, 0))
 
-    def needs_lanes(self, bound: BoundLimit) -> bool:
-        """Whether `came_to` looks at the unseen lanes."""
-        is_counted = bound.from_job is not None or bound.limit.is_of_producers
-        return bool(bound.limit.by) and is_counted and self.tells(bound)
-
-    def stopped(self, policy: Policy) -> list[tuple[BoundLimit, Key]]:
-        """Of the keys of unseen jobs, those that a number of 0 stops. Their lanes are known, if `may_be_stopped`."""
+    @property
+    def stops(self) -> list[BoundLimit]:
+        """The limits of keys that may stop keys of unseen jobs with a number of 0."""
         return [
-            (bound, key)
-            for bound in policy.keyed_limits
-            if self._may_stop(bound)
-            for numbers in (self.brought(bound.name, bound.limit.by) if bound.from_job else {},)
-            for key in self.arrived(bound.limit.by)
-            if policy.is_stopped(bound, key, numbers.get(key, NO_NUMBER)[0])
+            bound
+            for bound in self.policy.keyed_limits
+            if self.unseen.events > 0 and (bound.is_stop or any(map(bound.is_stop_with, self.numbers_given(bound))))
         ]
 
-    def may_be_stopped(self, policy: Policy) -> bool:
-        """Whether a number of 0 may hold for keys of unseen jobs."""
-        return any(map(self._may_stop, policy.keyed_limits))
-
-    def _may_stop(self, bound: BoundLimit) -> bool:
-        given = (given[bound.name] for given, _ in self.given if bound.from_job is not None and bound.name in given)
-        return self.unseen.events > 0 and (bound.is_stop or any(map(bound.is_stop_with, given)))
-
-    def _came(self, place: Place) -> tuple[int, Instant]:
-        """How many jobs of a key came that no claim has seen, and when the last of them did."""
-        by, key = place
-        return self.arrived(by).get(key, 0), self._newest[by].get(key, 0)
+    def stopped(self) -> list[tuple[BoundLimit, Key]]:
+        """Of the keys of unseen jobs, those that a number of 0 stops. Their lanes are known, if anything `stops`."""
+        found: list[tuple[BoundLimit, Key]] = []
+        for bound in self.stops:
+            numbers = self.brought(bound.name, bound.limit.by) if bound.from_job else {}
+            keys = self.arrived(bound.limit.by)
+            found += [
+                (bound, key) for key in keys if self.policy.is_stopped(bound, key, numbers.get(key, NO_NUMBER)[0])
+            ]
+        return found
 
     def lanes_over(self, left: Iterable[LaneRow], flow: Key) -> list[LaneRow]:
         """The lanes of a flow, by its key, as they are now, given how the last claim has left them."""
@@ -428,7 +436,7 @@ class Recent:
             running = max(0, lane.in_flight - ended.get(lane.id, 0))
             lanes[place] = replace(lane, in_flight=running)
         for came in self.lanes or ():
-            if self._policy.flow_key(came.priority, came.keys) == flow:
+            if self.policy.flow_key(came.priority, came.keys) == flow:
                 place = (came.priority, *sorted(came.keys.items()))
                 lane = lanes.get(place) or LaneRow(b"", b"", came.priority, came.keys, 0, 0, 0, 0, 0, None, 0.0)
                 lanes[place] = replace(lane, ready=lane.ready + came.arrived)
@@ -439,14 +447,16 @@ class Recent:
         """The keys of which more has changed than that jobs came."""
         return list(dict.fromkeys((*self._sums.places, *self._held)))
 
-    def over(self, known: Iterable[KeyFigures], places: Iterable[Place] | None = None) -> list[KeyFigures]:
-        """These keys as they are now, or all of `places`, given what is stored of them."""
-        stored = {(each.by, each.key): each for each in known}
-        return [
-            self._sums.applied_at(place, stored.get(place), self.now, self._came(place), held)
-            for place in (self.places if places is None else places)
-            for held in (self._held.get(place, {}),)
-        ]
+    def over(self, known: Iterable[KeyFigures], places: Iterable[Place]) -> list[KeyFigures]:
+        """These keys as they are now, given what is stored of them."""
+        stored = {each.place: each for each in known}
+        found = []
+        for place in places:
+            by, key = place
+            came = self.arrived(by).get(key, 0), self._newest[by].get(key, 0)
+            held = self._held.get(place, NONE_HELD)
+            found.append(self._sums.applied_at(place, stored.get(place), self.now, came, held))
+        return found
 
     def over_hours(self, known: Iterable[Span]) -> tuple[Span, ...]:
         """The last day of the queue as it is now, hour by hour."""
@@ -488,47 +498,11 @@ def _since(spans: tuple[Span, ...], oldest: int) -> tuple[Span, ...]:
 
 def _in_hours(minutes: Iterable[Span]) -> list[Span]:
     """Minutes, each as what happened in its hour."""
-    return [Span(each.number * MINUTE // HOUR, *_counts(each)[1:]) for each in minutes]
-
-
-def _counts(span: Span) -> Sequence[int]:
-    return msgspec.structs.astuple(span)[:8]
+    return [Span(each.number * MINUTE // HOUR, *astuple(each)[1:8]) for each in minutes]
 
 
 def _added(one: Span, other: Span) -> Span:
-    return Span(
-        one.number,
-        one.ended + other.ended,
-        one.failed + other.failed,
-        one.ran + other.ran,
-        one.claimed + other.claimed,
-        one.waited + other.waited,
-        one.unstarted + other.unstarted,
-        one.lost + other.lost,
-    )
-
-
-def _minute(told: Tally) -> Minute:
-    denied: Counter[str] = Counter()
-    for gate in told.gates:
-        denied[gate.limit] += gate.denied
-    claimed = sum(lane.started for lane in told.lanes)
-    ended = sum(lane.ended for lane in told.lanes)
-    return Minute(
-        told.at // MINUTE,
-        ended,
-        sum(lane.failed for lane in told.lanes),
-        sum(lane.ran for lane in told.lanes),
-        claimed,
-        told.waited,
-        sum(lane.unstarted for lane in told.lanes),
-        sum(lane.lost for lane in told.lanes),
-        arrived=sum(lane.arrived for lane in told.lanes if lane.arrived > 0),
-        waited_longest=told.waited_longest,
-        denied=dict(+denied),
-        claimed_in=Within(told.at, told.at) if claimed else None,
-        ended_in=Within(told.at, told.at) if ended else None,
-    )
+    return Span(one.number, *map(add, astuple(one)[1:8], astuple(other)[1:8]))
 
 
 def count_lanes(scopes: Sequence[By], lanes: Iterable[LaneRow]) -> dict[Place, tuple[int, int]]:
@@ -548,21 +522,14 @@ def place_of_gate(policy: Policy, limit: str, key: Sequence[str | None]) -> Plac
     return (bound.limit.by, tuple(key)) if bound is not None and bound.limit.by else None
 
 
-def still_held(policy: Policy, figures: KeyFigures) -> KeyFigures:
-    """A key without the limits that are no more. A pause may always come back."""
-    held_by = tuple(name for name in figures.held_by if policy.bound_named(name) is not None)
-    return replace(figures, held_by=held_by)
-
-
-def changes_of_held(before: Iterable[KeyFigures], after: Iterable[KeyFigures]) -> dict[str, Held]:
-    """By how much the numbers of those that each limit holds back have changed."""
-    changed: dict[str, Held] = {}
-    for sign, figures in ((-1, before), (1, after)):
-        for each in figures:
-            for limit in each.held_by:
-                known = changed.get(limit, Held())
-                changed[limit] = Held(known.keys + sign, known.jobs + sign * each.waiting)
-    return {limit: held for limit, held in changed.items() if held.keys or held.jobs}
+def held_by_limit(keys: Iterable[tuple[Sequence[str], int]]) -> dict[str, Held]:
+    """By limit, how many keys it holds back, given which limits hold each key and how many jobs wait there."""
+    held: dict[str, Held] = {}
+    for limits, waiting in keys:
+        for limit in limits:
+            known = held.get(limit, Held())
+            held[limit] = Held(known.keys + 1, known.jobs + waiting)
+    return held
 
 
 def jobs_held(waiting: Mapping[Place, int]) -> int:

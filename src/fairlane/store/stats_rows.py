@@ -13,9 +13,8 @@ import msgspec
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError
 from fairlane.policy.keys import KEYS_REMEMBERED, By
-from fairlane.policy.policy import Policy
 from fairlane.scheduler.snapshot import UnseenLane
-from fairlane.stats.keys import HOUR, HOURS, Held, KeyFigures, Minute, Place, Span
+from fairlane.stats.keys import HOUR, HOURS, KeyFigures, Minute, Place, Span
 from fairlane.store.stats_values import KeyPage, KeySort, WorkerReport, key_scope
 
 Row = Sequence[Any]
@@ -26,7 +25,6 @@ _encode_minutes = msgspec.msgpack.Encoder().encode
 _read_minutes = msgspec.msgpack.Decoder(tuple[Span, ...]).decode
 _read_held_by = msgspec.json.Decoder(tuple[str, ...]).decode
 _read_key = msgspec.json.Decoder(tuple[str | None, ...]).decode
-decode_held = msgspec.json.Decoder(dict[str, Held]).decode
 decode_minute = msgspec.json.Decoder(Minute).decode
 
 decode_report = msgspec.json.Decoder(WorkerReport).decode
@@ -72,11 +70,9 @@ def sought(search: str) -> str | None:
     return None if "\x00" in search else search.lower()
 
 
-def key_figures(row: Row) -> KeyFigures:
-    """A row of a key as its figures: scope, key, waiting, running, ended, failed, ran, arrived_at, started_at,
-    began_at, run_time, held_by, hours, minutes."""
-    scope, key, waiting, running, _, _, _, *times, run_time, held_by, hours, minutes = row
-    arrived_at, started_at, began_at = times
+def key_figures(scope: str, key: str, waiting: int, running: int, *rest: Any) -> KeyFigures:
+    """A row of a key as its figures. What ended, failed and ran is said by its hours too."""
+    arrived_at, started_at, began_at, run_time, held_by, hours, minutes = rest[3:]
     return KeyFigures(
         by=_by(scope),
         key=_key(key),
@@ -113,37 +109,6 @@ def parameters(figures: KeyFigures) -> Row:
         _encode_minutes(figures.minutes) if figures.minutes else None,
         (hours[0].number + HOURS) * HOUR if hours else None,
     )
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """What the figures of a queue are kept by: its policy may look at other scopes by now, and have other limits."""
-
-    scopes: list[By] = []
-    limits: list[str] = []
-
-    @classmethod
-    def by(cls, policy: Policy) -> Kept:
-        return cls(sorted(policy.scopes), sorted(bound.name for bound in policy.bound if bound.limit.by))
-
-    @classmethod
-    def decode(cls, text: str) -> Kept:
-        return msgspec.json.decode(text, type=cls) if text else cls()
-
-    @property
-    def encoded(self) -> str:
-        return encode(self)
-
-    def new_scopes(self, before: Kept) -> list[By]:
-        return [by for by in self.scopes if by not in before.scopes]
-
-
-def add_held(held: Mapping[str, Held], changes: Mapping[str, Held]) -> dict[str, Held]:
-    """How many keys and jobs each limit holds back, once these have changed."""
-    after = dict(held)
-    for limit, change in changes.items():
-        known = after.get(limit, Held())
-        after[limit] = Held(known.keys + change.keys, known.jobs + change.jobs)
-    return {limit: each for limit, each in after.items() if each.keys > 0}
 
 
 def decode_hours(text: str | None) -> tuple[Span, ...]:
@@ -212,12 +177,6 @@ def matching(found: Iterable[tuple[str, KeyFigures]], sought: str) -> list[tuple
     ]
 
 
-def most_held(found: Iterable[tuple[str, KeyFigures]], limit: int) -> list[tuple[str, KeyFigures]]:
-    """Of these keys, those behind whose limits most jobs wait."""
-    held = [each for each in found if each[1].held_by]
-    return sorted(held, key=lambda each: (-each[1].waiting, each[0], key_text(each[1].key)))[:limit]
-
-
 class KeySums(msgspec.Struct, array_like=True, gc=False):
     """What a list of keys is sorted by, of one key."""
 
@@ -233,6 +192,11 @@ class KeySums(msgspec.Struct, array_like=True, gc=False):
     def place(self) -> Place:
         return place_of(self.scope, self.key)
 
+    @classmethod
+    def of(cls, figures: KeyFigures) -> KeySums:
+        counts = (figures.waiting, figures.running, figures.ended, figures.started_at or 0)
+        return cls(key_scope(figures.by), key_text(figures.key), *counts, figures.held_by)
+
 
 decode_sums = msgspec.json.Decoder(list[KeySums]).decode
 decode_lanes = msgspec.json.Decoder(list[UnseenLane]).decode
@@ -245,9 +209,9 @@ def place_of(scope: str, key: str) -> Place:
 def with_arrivals(
     stored: Iterable[KeySums], by: By, arrived: Mapping[tuple[str | None, ...], int], known: Collection[str]
 ) -> list[KeySums]:
-    """The same with jobs that came since, of all keys but those that are known better."""
-    sums = {each.key: each for each in stored if each.key not in known}
+    """The same with jobs that came since, of all keys of a scope but those that are known better."""
     scope = key_scope(by)
+    sums = {each.key: each for each in stored if each.scope == scope and each.key not in known}
     for key, count in arrived.items():
         text = key_text(key)
         found = sums.get(text)

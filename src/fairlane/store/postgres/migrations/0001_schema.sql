@@ -1310,7 +1310,6 @@ create table fairlane.queue_figures (
     counted_at bigint,
     passed_at bigint not null default 0,
     kept text not null default '',
-    held text not null default '{}',
     hours text
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 comment on column fairlane.queue_figures.counted is 'The last change of the journal that is in the stats.';
@@ -1318,7 +1317,6 @@ comment on column fairlane.queue_figures.counted_at is 'When that was made.';
 comment on column fairlane.queue_figures.passed_at is 'When somebody last added something up.';
 comment on column fairlane.queue_figures.kept is 'The scopes and limits that the figures are kept by: where the policy has others, keys are counted anew.';
 comment on column fairlane.queue_figures.hours is 'What started and ended in the last day, hour by hour, as a JSON array. Null: nothing.';
-comment on column fairlane.queue_figures.held is 'By limit, how many keys it holds back and how many jobs wait there. JSON.';
 
 -- One row for each key of each scope that is not idle. `key` is a JSON array, as in `flows`; `label` is what people search:
 -- its values in lower case. Everything that a list can be sorted by is indexed so that "most first" is the order of the
@@ -1355,6 +1353,7 @@ create index key_figures_by_running on fairlane.key_figures (list, (-running), k
 create index key_figures_by_ended on fairlane.key_figures (list, (-ended), key collate "POSIX");
 create index key_figures_by_start on fairlane.key_figures (list, (-coalesce(started_at, 0)), key collate "POSIX");
 create index key_figures_to_refresh on fairlane.key_figures (queue_id, refresh_at) where refresh_at is not null;
+create index key_figures_held on fairlane.key_figures (queue_id) where held_by is not null;
 
 create type fairlane.key_figure as (
     scope text,

@@ -374,8 +374,6 @@ create table queue_figures (
     passed_at integer not null default 0,
     -- The scopes and limits that the figures are kept by: where the policy has others, keys are counted anew.
     kept text not null default '',
-    -- By limit, how many keys it holds back and how many jobs wait there. JSON.
-    held text not null default '{}',
     -- What started and ended in the last day, hour by hour (`scheduler.figures.Span`), as a JSON array.
     hours text
 ) strict;
@@ -412,6 +410,7 @@ create index key_figures_by_running on key_figures (queue, scope, -running, key)
 create index key_figures_by_ended on key_figures (queue, scope, -ended, key);
 create index key_figures_by_start on key_figures (queue, scope, -coalesce(started_at, 0), key);
 create index key_figures_to_refresh on key_figures (queue, refresh_at) where refresh_at is not null;
+create index key_figures_held on key_figures (queue) where held_by is not null;
 
 -- What happened in a queue, minute by minute (`scheduler.figures.Minute`, JSON). Kept for a day.
 create table minutes (
