@@ -37,7 +37,7 @@ from fairlane.scheduler.explain import no_service
 from fairlane.scheduler.snapshot import LaneTally
 from fairlane.stats.gates import Gauge, gauges, origin_of_weight
 from fairlane.stats.keys import HOUR, HOURS, KeyFigures, Minute, Span
-from fairlane.store.operators import JobFilter
+from fairlane.store.operators import JobFilter, find_jobs
 from fairlane.store.stats import Looking, Moment, Wanted
 from fairlane.store.stats_values import FlowWeight, KeySort, WorkerSeen, service_of
 
@@ -374,7 +374,7 @@ def _key_at(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -> 
     running: list[JobRecord] = []
     for name in look.policies:
         asked = JobFilter(queue=name, state=State.RUNNING, keys=wanted, task=canonical.get("task"))
-        running += yield from moment.find_jobs(asked, SHOWN_JOBS)
+        running += (yield from find_jobs(asked, limit=SHOWN_JOBS)).jobs
     known = yield from explained(moment, queue, canonical)
     return OneKey(
         now=as_datetime(look.now),

@@ -39,14 +39,15 @@ from fairlane.store.procedures import (
     EVERYONE,
     NOW,
     Procedure,
+    Terms,
     Work,
     is_done,
     locked,
-    locked_look,
     locked_sweep,
     look,
     on_board,
     query,
+    run_by,
     snapshot,
     transaction,
     value,
@@ -335,7 +336,8 @@ def _lanes(queue: str) -> Procedure[list[WaitingLane]]:
     return used + later
 
 
-_lanes_seen, _lanes_folded = locked_look(_lanes), locked_sweep(_lanes)
+_lanes_folded = locked_sweep(_lanes)
+_lanes_seen = run_by(Terms(writes=True, is_together=True, is_durable=False, locks=True, keeps=False))(_lanes)
 
 
 def lanes(queue: str, *, keeps: bool = False) -> Work[list[WaitingLane]]:

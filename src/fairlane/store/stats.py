@@ -60,9 +60,19 @@ from fairlane.stats.keys import (
 )
 from fairlane.store import stats_rows
 from fairlane.store.explain import facts_about, subject_of
-from fairlane.store.operators import JobFilter, find_jobs
 from fairlane.store.policies import all_in_force
-from fairlane.store.procedures import TIME, Procedure, Question, Rows, Some, on_board, query, snapshot
+from fairlane.store.procedures import (
+    TIME,
+    Procedure,
+    Question,
+    Rows,
+    Some,
+    answered,
+    ask_board,
+    on_board,
+    query,
+    snapshot,
+)
 from fairlane.store.rows import (
     Declared,
     decode_given,
@@ -89,7 +99,6 @@ from fairlane.store.stats_values import (
 )
 
 T = TypeVar("T")
-S = TypeVar("S")
 Key = tuple[str | None, ...]
 Named = tuple[str, KeyFigures]
 """A key, and the partition that it is in."""
@@ -430,7 +439,7 @@ class Moment:
         named = [(name, limit, decode_key(key)) for name, limit, key in found]
         sharing = [name for name, recent in recents.items() if recent.policy.keyed_shared_limits]
         shared = [(name, bound) for name in sharing for bound in limits[name] if bound.is_shared]
-        used = yield from _select("select_shared_in_use", {bound.limit.name for _, bound in shared}, self.now)
+        used = yield from _select("select_shared_in_use", {bound.limit.name or "" for _, bound in shared}, self.now)
         for limit, key in ((limit, decode_key(key)) for limit, key in used):
             named += [(name, limit, key) for name, bound in shared if bound.name == limit and key]
         rung: dict[str, set[bytes]] = {name: set() for name in sharing}
@@ -564,11 +573,6 @@ class Moment:
             for each in (yield from self.survey(list(policies)))
         }
 
-    def find_jobs(self, wanted: JobFilter, limit: int) -> Procedure[list[JobRecord]]:
-        """The newest jobs that fit."""
-        page = yield from find_jobs(wanted, None, limit)
-        return page.jobs
-
     def scheduled_by_lane(self, queues: Sequence[str]) -> Procedure[LanesCounted]:
         """The jobs that are due next, up to `COUNTED_AT_MOST`, by lane."""
         found = yield query("select_scheduled_by_lane", list(queues), COUNTED_AT_MOST, self.now)
@@ -638,12 +642,13 @@ class Moment:
         arrivals = [bell for bell in loaded.arrivals if policy.flow_of(bell.priority, bell.keys) == flow]
         all_forced: list[Forced] = yield on_board(queue, "forced", limit)
         named = {bell.lane for bell in arrivals} | {each.lane for each in all_forced}
-        known = yield from _asked(queue, board.find(flows=[flow], lanes=sorted(named)))
+        known = yield from answered(queue, board.find(flows=[flow], lanes=sorted(named)), _with_parked)
         lanes = [lane.row() for lane in board.lanes.values() if lane.flow.id == flow]
         its_own = {lane.id for lane in lanes} | {bell.lane for bell in arrivals}
         forced = [each for each in all_forced if each.lane in its_own]
         found = known.flows[0] if known.flows else None
-        heads = yield from _asked(queue, upcoming(policy, self.now, found, lanes, arrivals, forced, limit))
+        coming = upcoming(policy, self.now, found, lanes, arrivals, forced, limit)
+        heads = yield from answered(queue, coming, _with_parked)
         return [record_of(row) for row in (yield query("select_jobs_at", [head.ref for head in heads]))]
 
     def workers(self) -> Procedure[list[WorkerSeen]]:
@@ -661,20 +666,14 @@ def of_one_moment(question: Callable[[Moment], Procedure[T]]) -> Procedure[T]:
     return (yield from question(Moment(now)))
 
 
-def _asked(queue: str, asking: Generator[Ask, Found, S]) -> Procedure[S]:
-    """Let whoever asks the tables come to its result. Lanes of a flow are those that are parked as well."""
-    try:
-        ask = next(asking)
-        while True:
-            lanes: list[LaneRow] = []
-            for flow, count in ask.ready:
-                rows = yield Some("select_lanes_of_flow", (flow,), count, ask.but_not[1])
-                lanes += [_lane(*row) for row in rows]
-            found: Found = yield on_board(queue, "ask", msgspec.structs.replace(ask, ready=[], but_not=([], [], [])))
-            ask = asking.send(msgspec.structs.replace(found, lanes=[*found.lanes, *lanes]))
-    except StopIteration as stop:
-        result: S = stop.value
-        return result
+def _with_parked(queue: str, ask: Ask) -> Procedure[Found]:
+    """What the tables hold; the lanes of a flow are those that are parked as well."""
+    lanes: list[LaneRow] = []
+    for flow, count in ask.ready:
+        rows = yield Some("select_lanes_of_flow", (flow,), count, ask.but_not[1])
+        lanes += [_lane(*row) for row in rows]
+    found = yield from ask_board(queue, msgspec.structs.replace(ask, ready=[], but_not=([], [], [])))
+    return msgspec.structs.replace(found, lanes=[*found.lanes, *lanes])
 
 
 def _select(name: str, of: Collection[str], *parameters: Any) -> Procedure[Sequence[Any]]:

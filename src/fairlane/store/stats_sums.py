@@ -96,8 +96,8 @@ def _add_up(work: Work, limit: int) -> Procedure[Tallied]:
     return Tallied(adding.tallies, adding.keys, has_more)
 
 
-_add_up_some = run_by(Terms(writes=True, is_together=True, is_durable=False), _add_up)
-_add_up_anew = run_by(Terms(writes=True, is_together=True, is_durable=False, is_of_one_moment=True), _add_up)
+_add_up_some = run_by(Terms(writes=True, is_together=True, is_durable=False))(_add_up)
+_add_up_anew = run_by(Terms(writes=True, is_together=True, is_durable=False, is_of_one_moment=True))(_add_up)
 
 
 def add_up(work: Work, limit: int) -> procedures.Work[Tallied]:
@@ -212,14 +212,14 @@ class _Pass:
         return counted
 
     def _held_places(self, tail: Tail) -> Procedure[dict[Place, set[str]]]:
-        """The limits on which somebody waits, by key, of the scopes that are counted."""
+        """By key, the limits at which somebody waits."""
         held: dict[Place, set[str]] = defaultdict(set)
         gates = [(gate.limit, gate.key) for gate in tail.gates.values() if gate and gate.waiting > 0]
         after = b""
         while True:
             for limit, key in gates:
                 place = place_of_gate(self._policy, limit, key)
-                if place is not None and place[0] in self.kept.scopes:
+                if place is not None and place[0] in self._policy.scopes:
                     held[place].add(limit)
             rows = yield query("walk_gates_in_use", self._id, after, LANES_AT_ONCE)
             if not rows:

@@ -31,13 +31,14 @@ from fairlane.store.procedures import (
     NOW,
     TIME,
     Procedure,
+    Terms,
     answered,
     locked,
     locked_sweep,
     on_board,
     query,
+    run_by,
     snapshot,
-    sweep,
     value,
 )
 from fairlane.store.rows import decode_key, decode_keys
@@ -79,10 +80,11 @@ class Counted(msgspec.Struct, frozen=True):
     """There are gates that have not been looked at: the next call goes on from there."""
 
 
-@sweep
+@run_by(Terms(writes=True, is_together=True, is_durable=False, is_repeated=False))
 def prune(retention: Retention, limit: int = 1_000) -> Procedure[Pruned]:
     """Remove finished jobs past their time, or beyond the number to keep, with their history: at most `limit` jobs,
-    however they were settled. Where somebody else is at it, there is nothing to do."""
+    however they were settled. Where somebody else is at it, there is nothing to do. Whatever a crash loses of it is
+    only done again."""
     time = yield TIME
     if not (yield from value("take_turn_at_pruning")):
         return Pruned(0)
