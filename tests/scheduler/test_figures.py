@@ -55,7 +55,7 @@ class Watched(Bench):
             sums = Sums(self.policy)
             for told in part:
                 sums.add(told)
-            known |= {(each.by, each.key): each for each in sums.applied_to(known, self.now)}
+            known |= {each.place: each for each in sums.over(known.values(), self.now, sums.places)}
         return known
 
 
@@ -273,7 +273,7 @@ def test_jobs_that_cease_to_wait_are_no_arrivals() -> None:
     sums.add(Tally(EPOCH, 0, 0, [LaneTally({"account": "a", "endpoint": "e"}, 0, arrived=-2)], []))
     (minute,) = sums.minutes
     assert minute.arrived == 0
-    (account, *_) = sums.applied_to({(("account",), ("a",)): KeyFigures(by=("account",), key=("a",), waiting=3)}, EPOCH)
+    (account, *_) = sums.over([KeyFigures(by=("account",), key=("a",), waiting=3)], EPOCH, sums.places)
     assert (account.waiting, account.arrived_at) == (1, None)
 
 

@@ -34,8 +34,6 @@ DAY = HOURS * HOUR
 Key = tuple[str | None, ...]
 Place = tuple[By, Key]
 """A key among those of its scope."""
-NONE_HELD: Mapping[str, bool] = {}
-NONE_ARRIVED: tuple[int, Instant] = (0, 0)
 NO_NUMBER: tuple[float | None, int] = (None, 0)
 
 
@@ -210,7 +208,7 @@ class Sums:
     """The sum of the tallies of one queue, in the order of its claims."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+        self.policy = policy
         self._keys: defaultdict[Place, _Sum] = defaultdict(_Sum)
         self._minutes: dict[int, Minute] = {}
 
@@ -222,14 +220,12 @@ class Sums:
                 number, lane.ended, lane.failed, lane.ran, lane.started, lane.waited, lane.unstarted, lane.lost
             )
             total = _added(total, happened)
-            for by in self._policy.scopes:
+            for by in self.policy.scopes:
                 self._keys[by, select(by, lane.keys, lane.priority)].add(lane, told.at, happened)
         denied: Counter[str] = Counter()
         for gate in told.gates:
             denied[gate.limit] += gate.denied
-            place = place_of_gate(self._policy, gate.limit, gate.key)
-            if place is not None:
-                self._keys[place].held[gate.limit] = gate.is_held
+        self.hold(told.gates)
         minute = Minute(
             *astuple(total),
             arrived=sum(lane.arrived for lane in told.lanes if lane.arrived > 0),
@@ -241,9 +237,16 @@ class Sums:
         known = self._minutes.get(number)
         self._minutes[number] = minute if known is None else known.and_also(minute)
 
+    def hold(self, gates: Iterable[GateTally]) -> None:
+        """Take in what has become of gates."""
+        for gate in gates:
+            place = place_of_gate(self.policy, gate.limit, gate.key)
+            if place is not None:
+                self._keys[place].held[gate.limit] = gate.is_held
+
     @property
     def places(self) -> list[Place]:
-        """The keys that the tallies mention."""
+        """The keys of which more has changed than that jobs came which no claim has seen."""
         return list(self._keys)
 
     @property
@@ -255,30 +258,29 @@ class Sums:
         """The last day of the queue, hour by hour, given what is known of it."""
         return _since(_together(known, _in_hours(self._minutes.values())), now // HOUR - HOURS)
 
-    def applied_to(
-        self, known: Mapping[Place, KeyFigures], now: Instant, places: Iterable[Place] | None = None
-    ) -> list[KeyFigures]:
-        """Every key that they concern, or some of them, as it is after them."""
-        return [self.applied_at(place, known.get(place), now) for place in (self._keys if places is None else places)]
+    def over_minutes(self, known: Iterable[Minute]) -> list[Minute]:
+        """Minutes as they are now, in their order, given what is known of them."""
+        sums = {each.number: each for each in known}
+        for number, each in self._minutes.items():
+            sums[number] = sums.get(number, Minute(number)).and_also(each)
+        return [sums[number] for number in sorted(sums)]
 
-    def applied_at(
-        self,
-        place: Place,
-        known: KeyFigures | None,
-        now: Instant,
-        arrived: tuple[int, Instant] = NONE_ARRIVED,
-        held_now: Mapping[str, bool] = NONE_HELD,
-    ) -> KeyFigures:
-        """One key as it is after them, and after what no claim has told of: jobs came, or its gates have changed."""
+    def over(self, known: Iterable[KeyFigures], now: Instant, places: Iterable[Place]) -> list[KeyFigures]:
+        """These keys as they are now, given what is known of them."""
+        stored = {each.place: each for each in known}
+        return [self._over(place, stored.get(place), now) for place in places]
+
+    def came(self, place: Place) -> tuple[int, Instant]:
+        """How many jobs of a key came that no claim has seen, and when the last of them did."""
+        return 0, 0
+
+    def _over(self, place: Place, known: KeyFigures | None, now: Instant) -> KeyFigures:
         told, known = self._keys.get(place) or _Sum(), known or KeyFigures(by=place[0], key=place[1])
-        came, newest = arrived
+        came, newest = self.came(place)
         sums = reduce(_added, told.minutes.values(), Span(0))
         waiting = max(0, known.waiting + told.arrived + came - sums.claimed)
         running = max(0, known.running + sums.claimed - sums.ended - sums.unstarted)
-        held = {*known.held_by}
-        for said in (told.held, held_now):
-            held |= {limit for limit, is_held in said.items() if is_held}
-            held -= {limit for limit, is_held in said.items() if not is_held}
+        held = {*known.held_by, *told.held} - {limit for limit, is_held in told.held.items() if not is_held}
         run_time = known.run_time
         if sums.timed:
             run_time = smoothed(run_time, sums.ran / sums.timed / SECOND, sums.timed)
@@ -315,11 +317,11 @@ class Unseen(msgspec.Struct, frozen=True):
     due."""
 
 
-class Recent:
+class Recent(Sums):
     """What the stored stats of a queue lack: claims that nobody has added up, and what no claim has seen."""
 
     def __init__(self, policy: Policy, now: Instant, told: Sequence[Tally], unseen: Unseen, ends: Ends) -> None:
-        self.policy = policy
+        super().__init__(policy)
         self.now = now
         self.unseen = unseen
         self.ends = ends
@@ -328,28 +330,19 @@ class Recent:
         self._arrived: dict[By, dict[Key, int]] = {}
         self._newest: dict[By, dict[Key, Instant]] = {}
         self._brought: dict[str, Brought] = {}
-        self._held: dict[Place, dict[str, bool]] = {}
-        self._sums = Sums(policy)
         self.claims = len(told)
         for tally in told:
-            self._sums.add(tally)
+            self.add(tally)
         for release in ends.releases:
             if (lane := ends.lanes.get(release.lane)) is not None:
                 told_of = LaneTally(*lane)
                 add_release(told_of, release)
-                self._sums.add(Tally(ended_at(release, now), 0, 0, [told_of], []))
+                self.add(Tally(ended_at(release, now), 0, 0, [told_of], []))
 
     @property
     def ended(self) -> int:
         """Claims that have ended, and that no claim has seen."""
         return sum(each.ended + each.unstarted for each in self.ends.releases)
-
-    def hold(self, gates: Iterable[GateTally]) -> None:
-        """Take in what has become of gates since the last claim."""
-        for gate in gates:
-            place = place_of_gate(self.policy, gate.limit, gate.key)
-            if place is not None:
-                self._held.setdefault(place, {})[gate.limit] = gate.is_held
 
     def arrived(self, by: By) -> Mapping[Key, int]:
         """By key, the jobs that came and that no claim has seen."""
@@ -363,6 +356,10 @@ class Recent:
                 found[key] = found.get(key, 0) + lane.arrived
                 newest[key] = max(newest.get(key, 0), lane.newest)
         return found
+
+    def came(self, place: Place) -> tuple[int, Instant]:
+        by, key = place
+        return self.arrived(by).get(key, 0), self._newest[by].get(key, 0)
 
     def brought(self, name: str, by: By) -> Brought:
         """By key of a scope, the number of this name that the last of the unseen jobs has brought."""
@@ -442,33 +439,6 @@ class Recent:
                 lanes[place] = replace(lane, ready=lane.ready + came.arrived)
         return list(lanes.values())
 
-    @property
-    def places(self) -> list[Place]:
-        """The keys of which more has changed than that jobs came."""
-        return list(dict.fromkeys((*self._sums.places, *self._held)))
-
-    def over(self, known: Iterable[KeyFigures], places: Iterable[Place]) -> list[KeyFigures]:
-        """These keys as they are now, given what is stored of them."""
-        stored = {each.place: each for each in known}
-        found = []
-        for place in places:
-            by, key = place
-            came = self.arrived(by).get(key, 0), self._newest[by].get(key, 0)
-            held = self._held.get(place, NONE_HELD)
-            found.append(self._sums.applied_at(place, stored.get(place), self.now, came, held))
-        return found
-
-    def over_hours(self, known: Iterable[Span]) -> tuple[Span, ...]:
-        """The last day of the queue as it is now, hour by hour."""
-        return self._sums.over_hours(known, self.now)
-
-    def over_minutes(self, known: Iterable[Minute]) -> list[Minute]:
-        """Minutes as they are now, in their order."""
-        sums = {each.number: each for each in known}
-        for each in self._sums.minutes:
-            sums[each.number] = sums.get(each.number, Minute(each.number)).and_also(each)
-        return [sums[minute] for minute in sorted(sums)]
-
 
 def ended_at(release: Release, now: Instant) -> Instant:
     """About when the claims of a release ended: when they were claimed, and how long they ran; `now` if none ran."""
@@ -505,9 +475,11 @@ def _added(one: Span, other: Span) -> Span:
     return Span(one.number, *map(add, astuple(one)[1:8], astuple(other)[1:8]))
 
 
-def count_lanes(scopes: Sequence[By], lanes: Iterable[LaneRow]) -> dict[Place, tuple[int, int]]:
-    """How many jobs wait and run, by key of these scopes: counted anew, for whoever has no figures yet."""
-    counted: dict[Place, tuple[int, int]] = {}
+def count_lanes(
+    scopes: Sequence[By], lanes: Iterable[LaneRow], counted: dict[Place, tuple[int, int]] | None = None
+) -> dict[Place, tuple[int, int]]:
+    """How many jobs wait and run, by key of these scopes, added to what is `counted` already."""
+    counted = {} if counted is None else counted
     for lane in lanes:
         for by in scopes:
             place = (by, select(by, lane.keys, lane.priority))

@@ -93,11 +93,10 @@ def insert(policy: Policy, note: Note | None = None) -> Procedure[bool]:
     """Make a queue known, unless it is; whether it was new. Refused if other queues do not agree on what it shares with
     them."""
     if policy.shared_limits:
-        yield query("lock_declarations")
         yield from _check_shared(policy)
     is_new = yield from is_done("insert_queue", policy.queue, policy.encoded, policy.digest)
     if is_new and policy.shared_limits:
-        yield from _insert_shared(policy)
+        yield query("put_sharing", policy.queue, (yield from _insert_shared(policy)))
     if is_new and note is not None:
         yield from record(note, (yield NOW), policy.queue, "version 1", None, policy.encoded)
     return is_new
@@ -143,7 +142,9 @@ def _put_in_force(
     """Flows and gates are made anew from the lanes, and every lane is woken."""
     queue = policy.queue
     number = yield on_board(queue, "number")
-    yield from _lock_shared(number, policy)
+    # Under the queue's lock: the locks of all limits that it names or will name.
+    yield from _check_shared(policy)
+    yield query("lock_shared_limits", number, (yield from _insert_shared(policy)))
     loaded = yield on_board(queue, "fold_all")
     yield on_board(queue, "to_tables", loaded)
     flows, lanes, gates = yield on_board(queue, "select_all")
@@ -179,41 +180,32 @@ def check_waiting(policy: Policy) -> Procedure[None]:
         LaneRow(lane, b"", priority, decode_keys(keys), ready, 0, 0, 0, 0, None, 0.0)
         for lane, priority, keys, ready, _, _ in found
     ]
-    refuse_to_strand(policy, [lane for lane in board.over(Delta(lanes=stored)).lanes if lane.ready > 0])
+    refuse_to_strand(policy, board.over(Delta(lanes=stored)).lanes)
 
 
 # Limits that queues share.
 
 
 def _check_shared(policy: Policy) -> Procedure[None]:
-    """Refuse a policy whose shared limits are of another kind or scope in another queue."""
+    """Refuse a policy whose shared limits are of another kind or scope in another queue; none is declared meanwhile."""
+    yield query("lock_declarations")
     for bound in policy.shared_limits:
         for _, document, other in (yield query("select_shared_limit", bound.limit.name, policy.queue)):
             if other is not None:
                 check_alike(policy.queue, bound.limit, other, decode_limit(document))
 
 
-def _insert_shared(policy: Policy) -> Procedure[None]:
-    """Store those that are new; the queue names these, and no others."""
-    names = [bound.limit.name for bound in policy.shared_limits]
+def _insert_shared(policy: Policy) -> Procedure[list[str | None]]:
+    """Store the limits that are new. Returns the names of all."""
     for bound in policy.shared_limits:
         yield query("insert_shared_limit", bound.limit.name, encode_limit(bound.limit))
-    yield query("put_sharing", policy.queue, names)
-
-
-def _lock_shared(queue: int, policy: Policy) -> Procedure[None]:
-    """Under the queue's lock: take the locks of all limits that it names or will name, and store the new ones."""
-    yield query("lock_declarations")
-    yield from _check_shared(policy)
-    for bound in policy.shared_limits:
-        yield query("insert_shared_limit", bound.limit.name, encode_limit(bound.limit))
-    yield query("lock_shared_limits", queue, [bound.limit.name for bound in policy.shared_limits])
+    return [bound.limit.name for bound in policy.shared_limits]
 
 
 def _take_over_shared(policy: Policy, now: Instant) -> Procedure[None]:
     """Once the queue's state is made anew: it names these limits, with these bounds, and they count what runs."""
     queue = policy.queue
-    yield from _insert_shared(policy)
+    yield query("put_sharing", queue, [bound.limit.name for bound in policy.shared_limits])
     yield on_board(queue, "sharing.learn_numbers", policy)
     for bound in policy.shared_limits:
         limit, document = bound.limit, encode_limit(bound.limit)
@@ -313,15 +305,12 @@ def rehome(queue: str, limit: int = 1_000) -> Procedure[Rehomed]:
             left -= stray.was.ready
     moved: Counter[int] = Counter()
     if chosen:
-        leaving = [stray for stray, _ in chosen]
-        floors, most = [stray.was.floor for stray in leaving], [count for _, count in chosen]
-        lanes, joined = [stray.was.id for stray in leaving], [stray.lane for stray in leaving]
-        to = [homes[stray.queue] for stray in leaving]
-        moved.update(dict(map(tuple, (yield query("move_ready_jobs", lanes, floors, most, to, joined)))))
+        rows = [(each.was.id, each.was.floor, most, homes[each.queue], each.lane) for each, most in chosen]
+        moved.update(dict(map(tuple, (yield query("move_ready_jobs", *map(list, zip(*rows, strict=True)))))))
     if later:
-        lanes, joined = [stray.was.id for stray in later], [stray.lane for stray in later]
-        to = [homes[stray.queue] for stray in later]
-        moved.update(dict(map(tuple, (yield query("move_scheduled_jobs", number, lanes, to, joined, limit)))))
+        due = [(each.was.id, homes[each.queue], each.lane) for each in later]
+        found = yield query("move_scheduled_jobs", number, *map(list, zip(*due, strict=True)), limit)
+        moved.update(dict(map(tuple, found)))
     for number, count in moved.items():
         yield query("nudge", number, count, None)
     waiting = sum(stray.was.ready for stray in (*strays, *later)) - moved.total()
@@ -329,8 +318,6 @@ def rehome(queue: str, limit: int = 1_000) -> Procedure[Rehomed]:
 
 
 def _lanes(queue: str) -> Procedure[list[WaitingLane]]:
-    """The lanes of jobs that wait or run, and those that scheduled jobs will join, once bells are folded as a claim
-    would."""
     yield on_board(queue, "checkpoint", (yield on_board(queue, "fold_all")))
     used, later = yield from _select_lanes((yield on_board(queue, "number")))
     return used + later
@@ -341,7 +328,8 @@ _lanes_seen = run_by(Terms(writes=True, is_together=True, is_durable=False, lock
 
 
 def lanes(queue: str, *, keeps: bool = False) -> Work[list[WaitingLane]]:
-    """The same, which changes nothing unless it `keeps` what it has folded."""
+    """The lanes of jobs that wait or run, and those that scheduled jobs will join, once bells are folded as a claim
+    would. Nothing is changed unless it `keeps` what it has folded."""
     return (_lanes_folded if keeps else _lanes_seen)(queue)
 
 
@@ -349,11 +337,11 @@ def _select_lanes(queue: int) -> Procedure[tuple[list[WaitingLane], list[Waiting
     """Lanes of jobs that are ready or run, as far as bells have been folded; and those of scheduled jobs."""
     used = yield query("select_lanes_in_use", queue)
     later = yield query("select_scheduled_lanes", queue)
-    return _waiting(used), _waiting(later)
+    return [_waiting(*row) for row in used], [_waiting(*row) for row in later]
 
 
-def _waiting(found: Sequence[Sequence[Any]]) -> list[WaitingLane]:
-    return [WaitingLane(lane, priority, decode_keys(keys), *rest) for lane, priority, keys, *rest in found]
+def _waiting(lane: bytes, priority: int, keys: str, *counts: Any) -> WaitingLane:
+    return WaitingLane(lane, priority, decode_keys(keys), *counts)
 
 
 @locked_sweep

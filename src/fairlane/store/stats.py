@@ -189,7 +189,7 @@ class Moment:
                     next_due_at=due_at,
                     counted_at=counted_at,
                     uncounted=recent.claims,
-                    hours=recent.over_hours(stats_rows.decode_hours(hours)),
+                    hours=recent.over_hours(stats_rows.decode_hours(hours), self.now),
                 )
             )
         return figures
@@ -322,7 +322,7 @@ class Moment:
         return [
             (name, figures)
             for name, each in places.items()
-            for figures in recents[name].over(stored.get(name, ()), each)
+            for figures in recents[name].over(stored.get(name, ()), self.now, each)
         ]
 
     # What the stored stats do not say.

@@ -15,7 +15,7 @@ from fairlane.policy.keys import By
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.journal import Tail, decode_tally
 from fairlane.scheduler.snapshot import LaneRow
-from fairlane.stats.keys import DAY, MINUTE, KeyFigures, Minute, Place, Sums, count_lanes, place_of_gate
+from fairlane.stats.keys import DAY, MINUTE, KeyFigures, Place, Sums, count_lanes, place_of_gate
 from fairlane.store import procedures, stats_rows
 from fairlane.store.procedures import TIME, Many, Procedure, Rows, Terms, query, run_by, snapshot, value
 from fairlane.store.rows import decode_key, decode_keys
@@ -158,10 +158,9 @@ class _Pass:
             return False
         self.tallies += read
         for places in _stretches(sums.places):
-            yield from self.put(sums.applied_to((yield from self._stored(places)), self._now, places))
+            yield from self.put(sums.over((yield from self._stored(places)), self._now, places))
         minutes = yield query("select_minutes_at", self._id, [each.number for each in sums.minutes])
-        known = {each.number: each for each in (stats_rows.decode_minute(text) for (text,) in minutes)}
-        after = [known.get(each.number, Minute(each.number)).and_also(each) for each in sums.minutes]
+        after = sums.over_minutes(stats_rows.decode_minute(text) for (text,) in minutes)
         yield query("put_minutes", self._id, Rows([(each.number, stats_rows.encode(each)) for each in after], 2))
         yield query("delete_told", self._id, self._tallied)
         self._hours = sums.over_hours(self._hours, self._now)
@@ -175,10 +174,9 @@ class _Pass:
         if idle := [(key_scope(each.by), stats_rows.key_text(each.key)) for each in keys if each.is_idle]:
             yield query("delete_keys", self._id, Rows(idle, 2))
 
-    def _stored(self, places: Sequence[Place]) -> Procedure[dict[Place, KeyFigures]]:
+    def _stored(self, places: Sequence[Place]) -> Procedure[list[KeyFigures]]:
         asked = [(self._queue, key_scope(by), stats_rows.key_text(key)) for by, key in places]
-        found = yield query("select_keys", Rows(asked, 3))
-        return {each.place: each for each in (stats_rows.key_figures(*row) for _, *row in found)}
+        return [stats_rows.key_figures(*row) for _, *row in (yield query("select_keys", Rows(asked, 3)))]
 
     def count_anew(self, tail: Tail) -> Procedure[None]:
         """Count the keys of the first scope that is new, and leave the others to later passes; and find out whom limits
@@ -191,7 +189,7 @@ class _Pass:
         counted = yield from self._count_lanes(new, tail)
         held = yield from self._held_places(tail)
         for places in _stretches(counted | dict.fromkeys(held)):
-            stored = yield from self._stored(places)
+            stored = {each.place: each for each in (yield from self._stored(places))}
             yield from self.put([_counted(place, stored.get(place), counted.get(place), held) for place in places])
         yield query("delete_idle_keys", self._id)
 
@@ -205,9 +203,7 @@ class _Pass:
                 for lane, priority, keys, ready, in_flight in rows
                 if lane not in tail.lanes
             ]
-            for place, (waiting, running) in count_lanes(scopes, lanes).items():
-                known = counted.get(place, (0, 0))
-                counted[place] = (known[0] + waiting, known[1] + running)
+            count_lanes(scopes, lanes, counted)
             after = rows[-1][0]
         return counted
 
