@@ -15,7 +15,7 @@ from fairlane.parameters import check_fields
 from fairlane.policy.unique import NO_KEYS, Ended, Holder, OnReplayConflict, Readmission, readmit
 from fairlane.store.audit import Note, record_jobs
 from fairlane.store.procedures import NOW, Each, Procedure, query, snapshot, transaction
-from fairlane.store.rows import no_such_job, queue_number, record_of, uuid_of
+from fairlane.store.rows import encode, no_such_job, queue_number, record_of, uuid_of
 
 AT_ONCE = 1_000
 """Jobs that one action handles: it is one transaction, and holds the jobs it changes."""
@@ -382,7 +382,7 @@ def _fitting(stretch: Sequence[Cursor], wanted: JobFilter, queue: int | None, li
         queue,
         wanted.task,
         None if wanted.state is None else int(wanted.state),
-        msgspec.json.encode(wanted.keys).decode(),
+        encode(wanted.keys),
         wanted.enqueued_since,
         wanted.enqueued_until,
         wanted.finished_since,

@@ -57,6 +57,7 @@ from fairlane.store.rows import (
     decode_keys,
     decode_limit,
     decode_policy,
+    encode,
     encode_limit,
     queue_number,
     texts,
@@ -270,8 +271,7 @@ def _store(policy: Policy, amendment: Amendment, now: Instant) -> Procedure[None
         yield on_board(queue, "replace", rebuild(changed, now, loaded.state, flows, lanes, gates, kept), now)
     before, after = amendment.before, amendment.after
     yield query("delete_overrides", number, [each.id for each in before])
-    documents = [msgspec.json.encode(each).decode() for each in after]
-    yield query("put_overrides", number, [each.id for each in after], documents)
+    yield query("put_overrides", number, [each.id for each in after], [encode(each) for each in after])
     held = (yield on_board(queue, "ask", Ask(gates=list(amendment.wakes)))).gates
     yield on_board(queue, "put_gates", carried_gates(changed, now, held), now)
     # A name that no other state of any queue has: whoever knows it knows these overrides.

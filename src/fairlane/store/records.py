@@ -29,7 +29,7 @@ from fairlane.store.procedures import (
     transaction,
     value,
 )
-from fairlane.store.rows import attempts_of, decode_given, decode_keys, no_such_job, record_of, uuid_of
+from fairlane.store.rows import attempts_of, decode_given, decode_keys, encode, no_such_job, record_of, uuid_of
 from fairlane.store.stats_values import WorkerReport
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ def report(worker: UUID, said: WorkerReport | None) -> Procedure[None]:
     if said is None:
         yield query("delete_worker", worker)
     else:
-        yield query("put_worker", (yield NOW), worker, msgspec.json.encode(said).decode(), DAY)
+        yield query("put_worker", (yield NOW), worker, encode(said), DAY)
 
 
 class QueueCounts(msgspec.Struct, frozen=True):
@@ -178,15 +178,13 @@ def compare_and_set_value(key: str, expected: bytes | None, value: bytes | None)
     """Replace a key's value if it is the expected one; `None` stands for no value. Returns whether it was."""
     # Each is one statement, which waits for whoever writes the same key and then looks at what they wrote. (And on
     # SQLite, a caller's transaction may be one that has only read so far.)
-    match expected, value:
-        case None, None:
-            return _is_absent(key)
-        case None, _:
-            return _compare_and_set_value("put_value_if_absent", key, value)
-        case _, None:
-            return _compare_and_set_value("delete_value_if_equal", key, expected)
-        case _:
-            return _compare_and_set_value("replace_value", key, expected, value)
+    if expected is None and value is None:
+        return _is_absent(key)
+    if expected is None:
+        return _is_done("put_value_if_absent", key, value)
+    if value is None:
+        return _is_done("delete_value_if_equal", key, expected)
+    return _is_done("replace_value", key, expected, value)
 
 
 @look
@@ -194,9 +192,7 @@ def _is_absent(key: str) -> Procedure[bool]:
     return not (yield query("select_value", key))
 
 
-@change
-def _compare_and_set_value(name: str, *given: object) -> Procedure[bool]:
-    return is_done(name, *given)
+_is_done = change(is_done)
 
 
 @look

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -30,7 +30,7 @@ class Awaited:
     def jobs(self) -> list[UUID]:
         return list(self._waits)
 
-    @contextmanager
+    @contextlib.contextmanager
     def waiting_for(self, job: UUID) -> Iterator[asyncio.Event]:
         """What is set whenever it is worth a look."""
         told = asyncio.Event()
@@ -57,11 +57,13 @@ async def forever() -> None:
 async def see_end(
     look: Callable[[], Awaitable[JobRecord]], told: asyncio.Event, alarm: Callable[[], Coroutine[Any, Any, None]]
 ) -> JobRecord:
-    """Look whenever told to, until the job has ended or `alarm` has; returns the job as it stands then."""
+    """Look whenever the event is set, until the job has ended or `alarm` has; returns the job as it stands then."""
     timer = asyncio.ensure_future(alarm())
+    timer.add_done_callback(lambda _: told.set())
     try:
         while True:
-            await _told_or_due(told, timer)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(told.wait(), LOOK_EVERY)
             told.clear()
             # Asked before the look: what has ended by then counts, however late the look is.
             is_due = timer.done()
@@ -71,13 +73,3 @@ async def see_end(
     finally:
         timer.cancel()
         await asyncio.gather(timer, return_exceptions=True)
-
-
-async def _told_or_due(told: asyncio.Event, timer: asyncio.Future[None]) -> None:
-    telling = asyncio.ensure_future(told.wait())
-    try:
-        either: set[asyncio.Future[Any]] = {telling, timer}
-        await asyncio.wait(either, timeout=LOOK_EVERY, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)

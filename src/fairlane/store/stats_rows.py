@@ -15,11 +15,11 @@ from fairlane.errors import ConfigurationError
 from fairlane.policy.keys import KEYS_REMEMBERED, By
 from fairlane.scheduler.snapshot import UnseenLane
 from fairlane.stats.keys import HOUR, HOURS, KeyFigures, Minute, Place, Span
+from fairlane.store.rows import encode
 from fairlane.store.stats_values import KeyPage, KeySort, WorkerReport, key_scope
 
 Row = Sequence[Any]
 
-_encoder = msgspec.json.Encoder()
 _read_hours = msgspec.json.Decoder(tuple[Span, ...]).decode
 _encode_minutes = msgspec.msgpack.Encoder().encode
 _read_minutes = msgspec.msgpack.Decoder(tuple[Span, ...]).decode
@@ -35,10 +35,6 @@ LOWEST = -(2**63)
 HIGHEST = 2**63 - 1
 FEW = 200
 """Keys that match a search, and are sorted here. Where more do, a list in its order comes upon enough of them soon."""
-
-
-def encode(value: object) -> str:
-    return _encoder.encode(value).decode()
 
 
 def key_text(key: Sequence[str | None]) -> str:
@@ -139,7 +135,7 @@ class KeyPlace(msgspec.Struct, frozen=True, array_like=True):
         return self.value, self.key.encode(), self.queue.encode()
 
     def encode(self) -> str:
-        return urlsafe_b64encode(_encoder.encode(self)).decode().rstrip("=")
+        return urlsafe_b64encode(encode(self).encode()).decode().rstrip("=")
 
     @classmethod
     def decode(cls, text: str, sort: KeySort, queues: Sequence[str]) -> KeyPlace:

@@ -18,7 +18,7 @@ from fairlane.scheduler.snapshot import LaneRow
 from fairlane.stats.keys import DAY, MINUTE, KeyFigures, Place, Sums, count_lanes, place_of_gate
 from fairlane.store import procedures, stats_rows
 from fairlane.store.procedures import TIME, Many, Procedure, Rows, Terms, query, run_by, snapshot, value
-from fairlane.store.rows import decode_key, decode_keys
+from fairlane.store.rows import decode_key, decode_keys, encode
 from fairlane.store.stats import Moment
 from fairlane.store.stats_rows import LONGEST_KEY
 from fairlane.store.stats_values import Tallied, key_scope
@@ -135,8 +135,8 @@ class _Pass:
     @property
     def row(self) -> FiguresRow:
         """What is to be stored."""
-        hours = stats_rows.encode(self._hours) if self._hours else None
-        return FiguresRow(self._tallied, self._tallied_at, stats_rows.encode(self.kept), hours)
+        hours = encode(self._hours) if self._hours else None
+        return FiguresRow(self._tallied, self._tallied_at, encode(self.kept), hours)
 
     def fold(self) -> Procedure[bool]:
         """Add some tallies; say whether there are more."""
@@ -161,7 +161,7 @@ class _Pass:
             yield from self.put(sums.over((yield from self._stored(places)), self._now, places))
         minutes = yield query("select_minutes_at", self._id, [each.number for each in sums.minutes])
         after = sums.over_minutes(stats_rows.decode_minute(text) for (text,) in minutes)
-        yield query("put_minutes", self._id, Rows([(each.number, stats_rows.encode(each)) for each in after], 2))
+        yield query("put_minutes", self._id, Rows([(each.number, encode(each)) for each in after], 2))
         yield query("delete_told", self._id, self._tallied)
         self._hours = sums.over_hours(self._hours, self._now)
         return more
