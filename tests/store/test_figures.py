@@ -436,7 +436,7 @@ async def test_scheduled_jobs_are_counted_by_lane(store: Store, clock: ManualClo
     assert scheduled.is_all
     assert {each.keys["account"]: each.arrived for each in scheduled.lanes} == {"acme": 3, "globex": 1}
     (queue,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
-    assert (queue.scheduled.count, queue.next_due_at) == (4, clock.now() + 2 * SECOND)
+    assert queue.scheduled.count == 4
 
 
 async def test_the_oldest_job_that_waits_is_known(store: Store, clock: ManualClock) -> None:
@@ -678,8 +678,7 @@ async def test_a_full_limit_holds_jobs_back_though_no_claim_has_come_to_them(sto
     await given_jobs(store, POLICY, keys("globex"), 1)
     if is_added_up:
         await store.conclude("webhooks")
-    (queue,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
-    assert queue.parked_lanes == 0
+    assert (await store.counts("webhooks")).parked_lanes == 0
     assert await held_of(store) == ({"concurrency:account": Held(1, 3)}, {("acme",): ("concurrency:account",)})
     await finish(store, [first])
     assert await held_of(store) == ({}, {})

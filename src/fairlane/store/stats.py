@@ -167,7 +167,7 @@ class Moment:
         has_all_dead = dead.pop(None, sum(dead.values())) < COUNTED_AT_MOST
         figures = []
         oldest = yield from self._oldest_in([row[0] for row in found if row[1] > 0])
-        for name, ready, running, parked, scheduled, due_at, counted_at, hours in found:
+        for name, ready, running, scheduled, counted_at, hours in found:
             recent = recents[name]
             unseen = recent.unseen
             waiting = max(0, ready + unseen.ready)
@@ -178,7 +178,6 @@ class Moment:
                     ready=waiting,
                     running=max(0, running - recent.ended),
                     lapsed=lapsed.get(name, 0),
-                    parked_lanes=parked,
                     unseen=max(0, unseen.ready),
                     bells=unseen.events + len(recent.ends.releases),
                     scheduled=Counted(scheduled, scheduled < COUNTED_AT_MOST),
@@ -186,7 +185,6 @@ class Moment:
                     held=held_by_limit((each.held_by, each.waiting) for each in held[name]),
                     held_jobs=min(waiting, jobs_held({each.place: each.waiting for each in held[name]})),
                     oldest_ready_at=min(since, default=None),
-                    next_due_at=due_at,
                     counted_at=counted_at,
                     uncounted=recent.claims,
                     hours=recent.over_hours(stats_rows.decode_hours(hours), self.now),

@@ -55,8 +55,6 @@ class QueueFigures(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     lapsed: int = 0
     """Of these, those whose leases are over: their worker is gone, and nobody has taken them back."""
-    parked_lanes: int
-    """As far as claims have seen."""
     unseen: int
     """Of those that are ready, how many no claim has seen yet."""
     bells: int
@@ -70,8 +68,6 @@ class QueueFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Of the ready ones, how many at least one of them holds back: see `jobs_held`."""
     oldest_ready_at: Instant | None
     """When the oldest job that still waits became ready."""
-    next_due_at: Instant | None
-    """When the next scheduled job is due."""
     counted_at: Instant | None
     """Up to when what claims did is in the stored stats; `None`: it never was."""
     uncounted: int

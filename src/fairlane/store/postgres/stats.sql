@@ -2,17 +2,17 @@
 
 -- name: survey
 -- What claims have left. $1 queues by name, $2 scheduled jobs are counted up to this, $3 now: what is due is unseen
-select q.name, s.ready, s.running, s.parked, scheduled.jobs, scheduled.next_due_at, f.counted_at, f.hours
+select q.name, s.ready, s.running, scheduled.jobs, f.counted_at, f.hours
 from unnest($1::text[]) with ordinality as u (name, nth)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (
-    select s.ready, s.running, s.parked from fairlane.queue_states s where s.queue_id = q.id order by s.version desc limit 1
+    select s.ready, s.running from fairlane.queue_states s where s.queue_id = q.id order by s.version desc limit 1
 ) s
 left join lateral (select f.* from fairlane.queue_figures f where f.queue_id = q.id limit 1) f on true
 cross join lateral (
-    select count(*) as jobs, min(j.due_at) as next_due_at
+    select count(*) as jobs
     from (
-        select j.due_at
+        select
         from fairlane.jobs j
         where j.queue_id = q.id and j.due_at > $3::bigint
         order by j.due_at

@@ -6,9 +6,7 @@ cross join queues as q on q.name = u.value
 
 -- name: survey
 -- What claims have left. ?1 queues by name, ?2 scheduled jobs are counted up to this, ?3 now: what is due is unseen
-select q.name, q.ready, q.running, q.parked,
-    (select count(*) from (select 1 from jobs where queue = q.id and due_at > ?3 limit ?2)),
-    (select min(due_at) from jobs where queue = q.id and due_at > ?3),
+select q.name, q.ready, q.running, (select count(*) from (select 1 from jobs where queue = q.id and due_at > ?3 limit ?2)),
     f.counted_at, f.hours
 {named_queues}
 left join queue_figures as f on f.queue = q.id
