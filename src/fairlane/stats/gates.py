@@ -120,8 +120,8 @@ def gauges(board: Board, wanted: Iterable[tuple[BoundLimit, Key]]) -> list[Gauge
         why = gate.limit.why(state, now)
         opens_at = gate.opens_at(now) if room <= 0 else None
         origin = origin_at(policy, gate.bound, key, gate.value)
-        said = (why.reason, why.used, why.bound, max(0, room), opens_at, why.words)
-        found.append(Gauge(gate.name, key, *said, gate.limit, origin, state))
+        values = (why.reason, why.used, why.bound, max(0, room), opens_at, why.words)
+        found.append(Gauge(gate.name, key, *values, gate.limit, origin, state))
     return found
 
 

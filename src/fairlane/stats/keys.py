@@ -191,15 +191,15 @@ class _Sum:
     held: dict[str, bool] = field(default_factory=dict)
     minutes: dict[int, Span] = field(default_factory=dict)
 
-    def add(self, told: LaneTally, at: Instant, happened: Span) -> None:
-        self.arrived += told.arrived
-        if told.arrived > 0 or told.newest:
-            self.arrived_at = max(self.arrived_at or 0, min(told.newest or at, at))
-        if told.started:
+    def add(self, lane: LaneTally, at: Instant, happened: Span) -> None:
+        self.arrived += lane.arrived
+        if lane.arrived > 0 or lane.newest:
+            self.arrived_at = max(self.arrived_at or 0, min(lane.newest or at, at))
+        if lane.started:
             self.started_at = at
-        if told.ended:
-            self.began_at = max(self.began_at or 0, told.latest) or None
-        if told.ended or told.started or told.unstarted:
+        if lane.ended:
+            self.began_at = max(self.began_at or 0, lane.latest) or None
+        if lane.ended or lane.started or lane.unstarted:
             known = self.minutes.get(happened.number)
             self.minutes[happened.number] = happened if known is None else _added(known, happened)
 
@@ -212,27 +212,27 @@ class Sums:
         self._keys: defaultdict[Place, _Sum] = defaultdict(_Sum)
         self._minutes: dict[int, Minute] = {}
 
-    def add(self, told: Tally) -> None:
-        number = told.at // MINUTE
+    def add(self, tally: Tally) -> None:
+        number = tally.at // MINUTE
         total = Span(number)
-        for lane in told.lanes:
+        for lane in tally.lanes:
             happened = Span(
                 number, lane.ended, lane.failed, lane.ran, lane.started, lane.waited, lane.unstarted, lane.lost
             )
             total = _added(total, happened)
             for by in self.policy.scopes:
-                self._keys[by, select(by, lane.keys, lane.priority)].add(lane, told.at, happened)
+                self._keys[by, select(by, lane.keys, lane.priority)].add(lane, tally.at, happened)
         denied: Counter[str] = Counter()
-        for gate in told.gates:
+        for gate in tally.gates:
             denied[gate.limit] += gate.denied
-        self.hold(told.gates)
+        self.hold(tally.gates)
         minute = Minute(
             *astuple(total),
-            arrived=sum(lane.arrived for lane in told.lanes if lane.arrived > 0),
-            waited_longest=told.waited_longest,
+            arrived=sum(lane.arrived for lane in tally.lanes if lane.arrived > 0),
+            waited_longest=tally.waited_longest,
             denied=dict(+denied),
-            claimed_in=Within(told.at, told.at) if total.claimed else None,
-            ended_in=Within(told.at, told.at) if total.ended else None,
+            claimed_in=Within(tally.at, tally.at) if total.claimed else None,
+            ended_in=Within(tally.at, tally.at) if total.ended else None,
         )
         known = self._minutes.get(number)
         self._minutes[number] = minute if known is None else known.and_also(minute)
@@ -275,17 +275,17 @@ class Sums:
         return 0, 0
 
     def _over(self, place: Place, known: KeyFigures | None, now: Instant) -> KeyFigures:
-        told, known = self._keys.get(place) or _Sum(), known or KeyFigures(by=place[0], key=place[1])
+        change, known = self._keys.get(place) or _Sum(), known or KeyFigures(by=place[0], key=place[1])
         came, newest = self.came(place)
-        sums = reduce(_added, told.minutes.values(), Span(0))
-        waiting = max(0, known.waiting + told.arrived + came - sums.claimed)
+        sums = reduce(_added, change.minutes.values(), Span(0))
+        waiting = max(0, known.waiting + change.arrived + came - sums.claimed)
         running = max(0, known.running + sums.claimed - sums.ended - sums.unstarted)
-        held = {*known.held_by, *told.held} - {limit for limit, is_held in told.held.items() if not is_held}
+        held = {*known.held_by, *change.held} - {limit for limit, is_held in change.held.items() if not is_held}
         run_time = known.run_time
         if sums.timed:
             run_time = smoothed(run_time, sums.ran / sums.timed / SECOND, sums.timed)
-        started_at = told.started_at or known.started_at
-        began_at = max(known.began_at or 0, told.began_at or 0) or None
+        started_at = change.started_at or known.started_at
+        began_at = max(known.began_at or 0, change.began_at or 0) or None
         if not running and (began_at or sums.unstarted):
             started_at = began_at  # whatever else was claimed since was given back
         return replace(
@@ -293,12 +293,12 @@ class Sums:
             waiting=waiting,
             running=running,
             held_by=tuple(sorted(held)) if waiting else (),
-            arrived_at=max(known.arrived_at or 0, told.arrived_at or 0, min(newest, now)) or None,
+            arrived_at=max(known.arrived_at or 0, change.arrived_at or 0, min(newest, now)) or None,
             started_at=started_at,
             began_at=began_at,
             run_time=run_time,
-            hours=_together(known.hours, _in_hours(told.minutes.values())),
-            minutes=_together(known.minutes, told.minutes.values()),
+            hours=_together(known.hours, _in_hours(change.minutes.values())),
+            minutes=_together(known.minutes, change.minutes.values()),
         ).at(now)
 
 
@@ -320,7 +320,7 @@ class Unseen(msgspec.Struct, frozen=True):
 class Recent(Sums):
     """What the stored stats of a queue lack: claims that nobody has added up, and what no claim has seen."""
 
-    def __init__(self, policy: Policy, now: Instant, told: Sequence[Tally], unseen: Unseen, ends: Ends) -> None:
+    def __init__(self, policy: Policy, now: Instant, tallies: Sequence[Tally], unseen: Unseen, ends: Ends) -> None:
         super().__init__(policy)
         self.now = now
         self.unseen = unseen
@@ -330,14 +330,14 @@ class Recent(Sums):
         self._arrived: dict[By, dict[Key, int]] = {}
         self._newest: dict[By, dict[Key, Instant]] = {}
         self._brought: dict[str, Brought] = {}
-        self.claims = len(told)
-        for tally in told:
+        self.claims = len(tallies)
+        for tally in tallies:
             self.add(tally)
         for release in ends.releases:
             if (lane := ends.lanes.get(release.lane)) is not None:
-                told_of = LaneTally(*lane)
-                add_release(told_of, release)
-                self.add(Tally(ended_at(release, now), 0, 0, [told_of], []))
+                ended = LaneTally(*lane)
+                add_release(ended, release)
+                self.add(Tally(ended_at(release, now), 0, 0, [ended], []))
 
     @property
     def ended(self) -> int:

@@ -99,8 +99,8 @@ def record(
     jobs: int | None = None,
 ) -> Procedure[None]:
     """Leave an entry in the audit."""
-    said = (note.actor, note.action, queue, target, before, after, note.reason)
-    yield query("insert_audit", now, *said, note.act, note.part, jobs)
+    values = (note.actor, note.action, queue, target, before, after, note.reason)
+    yield query("insert_audit", now, *values, note.act, note.part, jobs)
 
 
 def record_jobs(note: Note | None, now: Instant | None, handled: Sequence[Handled]) -> Procedure[None]:

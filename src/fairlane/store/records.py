@@ -91,12 +91,12 @@ def report_progress(claim: Claim, fraction: float, message: str | None) -> Proce
 
 
 @note
-def report(worker: UUID, said: WorkerReport | None) -> Procedure[None]:
-    """Note what a worker says of itself; `None` takes it back."""
-    if said is None:
+def report(worker: UUID, latest: WorkerReport | None) -> Procedure[None]:
+    """Store the latest report of a worker; `None` removes it."""
+    if latest is None:
         yield query("delete_worker", worker)
     else:
-        yield query("put_worker", (yield NOW), worker, encode(said), DAY)
+        yield query("put_worker", (yield NOW), worker, encode(latest), DAY)
 
 
 class QueueCounts(msgspec.Struct, frozen=True):

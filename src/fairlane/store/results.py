@@ -33,20 +33,20 @@ class Awaited:
     @contextlib.contextmanager
     def waiting_for(self, job: UUID) -> Iterator[asyncio.Event]:
         """What is set whenever it is worth a look."""
-        told = asyncio.Event()
-        self._waits.setdefault(job, set()).add(told)
+        event = asyncio.Event()
+        self._waits.setdefault(job, set()).add(event)
         try:
-            yield told
+            yield event
         finally:
-            self._waits[job].discard(told)
+            self._waits[job].discard(event)
             if not self._waits[job]:
                 del self._waits[job]
 
     def tell(self, jobs: Iterable[UUID]) -> None:
         """Let whoever waits for these jobs look."""
         for job in jobs:
-            for told in self._waits.get(job, ()):
-                told.set()
+            for event in self._waits.get(job, ()):
+                event.set()
 
 
 async def forever() -> None:
@@ -55,16 +55,16 @@ async def forever() -> None:
 
 
 async def see_end(
-    look: Callable[[], Awaitable[JobRecord]], told: asyncio.Event, alarm: Callable[[], Coroutine[Any, Any, None]]
+    look: Callable[[], Awaitable[JobRecord]], event: asyncio.Event, alarm: Callable[[], Coroutine[Any, Any, None]]
 ) -> JobRecord:
     """Look whenever the event is set, until the job has ended or `alarm` has; returns the job as it stands then."""
     timer = asyncio.ensure_future(alarm())
-    timer.add_done_callback(lambda _: told.set())
+    timer.add_done_callback(lambda _: event.set())
     try:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(told.wait(), LOOK_EVERY)
-            told.clear()
+                await asyncio.wait_for(event.wait(), LOOK_EVERY)
+            event.clear()
             # Asked before the look: what has ended by then counts, however late the look is.
             is_due = timer.done()
             record = await look()

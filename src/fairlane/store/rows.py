@@ -58,8 +58,8 @@ def uuid_of(found: UUID | bytes) -> UUID:
 def claim_of(row: Sequence[Any], lease: UUID, queue: str, claimed_at: Instant) -> Claim:
     """A job that was handed out, by its columns from `id` to `suspicion`."""
     job, task, priority, keys, payload, attempt, most, enqueued_at, is_cancelled, suspicion = row
-    told = decode_keys(keys), payload, attempt, most, enqueued_at, claimed_at, bool(is_cancelled), suspicion
-    return Claim(uuid_of(job), lease, queue, task, priority, *told)
+    rest = decode_keys(keys), payload, attempt, most, enqueued_at, claimed_at, bool(is_cancelled), suspicion
+    return Claim(uuid_of(job), lease, queue, task, priority, *rest)
 
 
 # Flows, lanes and gates have their queue as the first column, then the fields of their rows in order; keys are JSON.
@@ -85,8 +85,8 @@ def texts(value: str | Sequence[str]) -> tuple[str, ...]:
 def record_of(row: Sequence[Any]) -> JobRecord:
     """A row of `select_job` as people see it."""
     job, queue, task, state, priority, keys, *rest, is_cancelled, replays, has_on_dead, context = row
-    told = (bool(is_cancelled), replays, bool(has_on_dead), told_in(context))
-    values = (uuid_of(job), queue, task, State(state), priority, decode_keys(keys), *rest, *told)
+    last = (bool(is_cancelled), replays, bool(has_on_dead), told_in(context))
+    values = (uuid_of(job), queue, task, State(state), priority, decode_keys(keys), *rest, *last)
     return JobRecord(*values)
 
 

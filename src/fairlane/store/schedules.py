@@ -44,7 +44,7 @@ class ScheduleRow(msgspec.Struct, frozen=True):
         """No worker has it any more, so that nobody fires it."""
         return now - self.declared_at > ORPHANED_AFTER
 
-    def told(self) -> dict[str, Any]:
+    def declaration(self) -> dict[str, Any]:
         """The declaration."""
         found: dict[str, Any] = msgspec.json.decode(self.document)
         return found
@@ -108,16 +108,16 @@ def fire_schedule(row: ScheduleRow, fired: Fired, jobs: Sequence[NewJob]) -> Pro
 
 
 def amend_schedule(
-    name: str, said: Note, *, is_paused: bool | None = None, next_at: Instant | None = None
+    name: str, entry: Note, *, is_paused: bool | None = None, next_at: Instant | None = None
 ) -> Work[ScheduleRow | None]:
     """Pause or resume a schedule (from `next_at` on), or trigger it once where neither is said; recorded. Returns how
     it stands now; `None`: there is none of this name."""
-    return _amend_schedule(name, said, is_paused, next_at, [])
+    return _amend_schedule(name, entry, is_paused, next_at, [])
 
 
 @transaction
 def _amend_schedule(
-    name: str, said: Note, is_paused: bool | None, next_at: Instant | None, tried: list[str]
+    name: str, entry: Note, is_paused: bool | None, next_at: Instant | None, tried: list[str]
 ) -> Procedure[ScheduleRow | None]:
     found = yield query("lock_schedule", name)
     if not found:
@@ -131,7 +131,7 @@ def _amend_schedule(
     if is_paused is not None:
         paused, due, triggers = is_paused, row.next_at if is_paused else next_at, row.triggers
     changed = yield query("amend_schedule", row.name, paused, due, triggers)
-    yield from record(said, (yield NOW), said.queue, f"schedule {row.name}", None, None)
+    yield from record(entry, (yield NOW), entry.queue, f"schedule {row.name}", None, None)
     yield query("announce_schedules")
     return _row(changed[0])
 

@@ -331,11 +331,11 @@ class Moment:
         declared = yield from self.policies()
         policies = {name: declared[name].policy for name in queues if name in declared}
         if fresh := [name for name in policies if name not in self._recents]:
-            told = _by_name((yield query("select_told_of", fresh)), decode_tally)
+            tallies = _by_name((yield query("select_told_of", fresh)), decode_tally)
             unseen = yield from self._unseen_in({name: policies[name] for name in fresh})
             ends = yield from self._ends_of(fresh)
             for name in fresh:
-                self._recents[name] = Recent(policies[name], self.now, told.get(name, ()), unseen[name], ends[name])
+                self._recents[name] = Recent(policies[name], self.now, tallies.get(name, ()), unseen[name], ends[name])
             yield from self._load_lanes([name for name in fresh if unseen[name].events <= MANY])
             yield from self._hold({name: self._recents[name] for name in fresh})
         if with_lanes:
