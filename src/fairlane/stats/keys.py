@@ -65,7 +65,7 @@ class Span(msgspec.Struct, array_like=True, frozen=True, gc=False, rename={"numb
         return self.ended - self.lost
 
 
-class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
+class KeyFigures(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One key of a queue, or several that together are the scope of a limit or of turns."""
 
     by: By

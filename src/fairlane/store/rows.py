@@ -65,6 +65,14 @@ def claim_of(row: Sequence[Any], lease: UUID, queue: str, claimed_at: Instant) -
 # Flows, lanes and gates have their queue as the first column, then the fields of their rows in order; keys are JSON.
 
 
+def lane_row(lane: bytes, flow: bytes, priority: int, keys: str, *rest: Any) -> LaneRow:
+    return LaneRow(lane, flow, priority, decode_keys(keys), *rest)
+
+
+def gate_row(gate: bytes, limit: str, key: str, *rest: Any) -> GateRow:
+    return GateRow(gate, limit, decode_key(key), *rest)
+
+
 def flow_parameters(row: FlowRow, queue: int, now: Instant) -> Row:
     return (queue, row.id, encode(row.key), *astuple(row)[2:], now if row.given_by else 0)
 

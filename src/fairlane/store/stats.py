@@ -30,7 +30,6 @@ from fairlane.scheduler.snapshot import (
     Ask,
     FlowRow,
     Forced,
-    GateRow,
     LaneRow,
     LaneTally,
     Release,
@@ -78,6 +77,8 @@ from fairlane.store.rows import (
     decode_given,
     decode_key,
     decode_keys,
+    gate_row,
+    lane_row,
     no_such_queue,
     record_of,
     uuid_of,
@@ -444,7 +445,7 @@ class Moment:
         for name, gate in (yield from _select("select_rung", sharing)):
             rung[name].add(gate)
         owners = {gate: name for name, gates in rung.items() for gate in gates}
-        left = yield from self._left("gates", "select_gates_named", rung, _gate)
+        left = yield from self._left("gates", "select_gates_named", rung, gate_row)
         return named + [(owners[gate.id], gate.limit, gate.key) for gate in left]
 
     def tails(self, queues: Iterable[str]) -> Procedure[dict[str, Tail]]:
@@ -501,7 +502,7 @@ class Moment:
         tail = (yield from self.tails([queue]))[queue]
         found = yield Some("select_all_lanes_of_flow", (flow,), LANES_AT_MOST, tail.lanes)
         changed = [lane for lane in tail.lanes.values() if lane is not None and lane.flow == flow]
-        return sorted([*(_lane(*row) for row in found), *changed], key=lambda lane: (-lane.ready, lane.rank))[:limit]
+        return sorted([*(lane_row(*row) for row in found), *changed], key=lambda lane: (-lane.ready, lane.rank))[:limit]
 
     def lanes_of(self, policy: Policy, keys: Mapping[str, str | None], limit: int = 50) -> Procedure[list[LaneNow]]:
         """The lanes of a flow as they are now, those that jobs wait in first, each with the gate that holds it back."""
@@ -527,7 +528,7 @@ class Moment:
             "select_lanes_of_flows", [name for name, _ in places.values()], list(places), LANES_EACH + 1
         )
         many = {places[flow] for flow, count in Counter(row[1] for row in stored).items() if count > LANES_EACH}
-        rows = [_lane(*row) for row in stored if row[0] not in tails[places[row[1]][0]].lanes]
+        rows = [lane_row(*row) for row in stored if row[0] not in tails[places[row[1]][0]].lanes]
         rows += [row for tail in tails.values() for row in tail.lanes.values() if row is not None]
         for row in rows:
             if row.flow in places:
@@ -589,7 +590,7 @@ class Moment:
             [n for n, several in wanted.items() if any(recents[n].needs_lanes(bound) for bound, _ in several)]
         )
         gates = {n: {recents[n].policy.gate_of(*each): each for each in several} for n, several in wanted.items()}
-        left = yield from self._left("gates", "select_gates_named", gates, _gate)
+        left = yield from self._left("gates", "select_gates_named", gates, gate_row)
         shared, freed = yield from self._shared_behind([each for several in wanted.values() for each in several])
         boards = {}
         for name, recent in recents.items():
@@ -669,7 +670,7 @@ def _with_parked(queue: str, ask: Ask) -> Procedure[Found]:
     lanes: list[LaneRow] = []
     for flow, count in ask.ready:
         rows = yield Some("select_lanes_of_flow", (flow,), count, ask.but_not[1])
-        lanes += [_lane(*row) for row in rows]
+        lanes += [lane_row(*row) for row in rows]
     found = yield from ask_board(queue, msgspec.structs.replace(ask, ready=[], but_not=([], [], [])))
     return msgspec.structs.replace(found, lanes=[*found.lanes, *lanes])
 
@@ -687,16 +688,8 @@ def _by_name(rows: Iterable[Sequence[Any]], decode: Callable[..., T]) -> dict[st
     return found
 
 
-def _lane(lane: bytes, flow: bytes, priority: int, keys: str, *rest: Any) -> LaneRow:
-    return LaneRow(lane, flow, priority, decode_keys(keys), *rest)
-
-
 def _lane_of_keys(lane: bytes, priority: int, keys: str) -> LaneRow:
     return LaneRow(lane, b"", priority, decode_keys(keys), 0, 0, 0, 0, 0, None, 0.0)
-
-
-def _gate(gate: bytes, limit: str, key: str, *rest: Any) -> GateRow:
-    return GateRow(gate, limit, decode_key(key), *rest)
 
 
 def _flow_of_weight(flow: bytes, weight: float, given_by: int) -> FlowRow:

@@ -9,6 +9,7 @@ from heapq import nsmallest
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError
@@ -21,9 +22,8 @@ from fairlane.store.stats_values import KeyPage, KeySort, WorkerReport, key_scop
 Row = Sequence[Any]
 
 _read_hours = msgspec.json.Decoder(tuple[Span, ...]).decode
-_encode_minutes = msgspec.msgpack.Encoder().encode
-_read_minutes = msgspec.msgpack.Decoder(tuple[Span, ...]).decode
-_read_held_by = msgspec.json.Decoder(tuple[str, ...]).decode
+_encode_figures = msgspec.msgpack.Encoder().encode
+_read_figures = msgspec.msgpack.Decoder(KeyFigures).decode
 _read_key = msgspec.json.Decoder(tuple[str | None, ...]).decode
 decode_minute = msgspec.json.Decoder(Minute).decode
 
@@ -66,27 +66,14 @@ def sought(search: str) -> str | None:
     return None if "\x00" in search else search.lower()
 
 
-def key_figures(scope: str, key: str, waiting: int, running: int, *rest: Any) -> KeyFigures:
-    """A row of a key as its figures. What ended, failed and ran is said by its hours too."""
-    arrived_at, started_at, began_at, run_time, held_by, hours, minutes = rest[3:]
-    return KeyFigures(
-        by=_by(scope),
-        key=_key(key),
-        waiting=waiting,
-        running=running,
-        held_by=() if held_by is None else _read_held_by(held_by),
-        arrived_at=arrived_at,
-        started_at=started_at,
-        began_at=began_at,
-        run_time=run_time,
-        hours=decode_hours(hours),
-        minutes=() if minutes is None else _read_minutes(minutes),
-    )
+def key_figures(waiting: int, running: int, held_by: str | None, figures: bytes) -> KeyFigures:
+    """A row of a key as its figures. What counting anew sets is in columns of its own."""
+    known = _read_figures(figures)
+    return replace(known, waiting=waiting, running=running, held_by=known.held_by if held_by is not None else ())
 
 
 def parameters(figures: KeyFigures) -> Row:
-    """The same figures, to be stored: with the label, and with when they are to be looked at again."""
-    hours = figures.hours
+    """The same figures, to be stored: with what lists are sorted and searched by, and when to look at them again."""
     return (
         key_scope(figures.by),
         key_text(figures.key),
@@ -94,16 +81,10 @@ def parameters(figures: KeyFigures) -> Row:
         figures.waiting,
         figures.running,
         figures.ended,
-        figures.failed,
-        figures.ran,
-        figures.arrived_at,
         figures.started_at,
-        figures.began_at,
-        figures.run_time,
         encode(figures.held_by) if figures.held_by else None,
-        encode(hours) if hours else None,
-        _encode_minutes(figures.minutes) if figures.minutes else None,
-        (hours[0].number + HOURS) * HOUR if hours else None,
+        (figures.hours[0].number + HOURS) * HOUR if figures.hours else None,
+        _encode_figures(figures),
     )
 
 

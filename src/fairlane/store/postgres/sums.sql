@@ -59,14 +59,12 @@ where j.queue_id = $1::integer
 -- name: put_keys
 -- $1 queue, $2 keys as they are now
 insert into fairlane.key_figures
-    (queue_id, scope, key, label, waiting, running, ended, failed, ran, arrived_at, started_at, began_at, run_time, held_by, hours,
-    minutes, refresh_at)
+    (queue_id, scope, key, label, waiting, running, ended, started_at, held_by, refresh_at, figures)
 select $1::integer, u.*
 from unnest($2::fairlane.key_figure[]) u
 on conflict (queue_id, scope, key) do update
-set waiting = excluded.waiting, running = excluded.running, ended = excluded.ended, failed = excluded.failed,
-    ran = excluded.ran, arrived_at = excluded.arrived_at, started_at = excluded.started_at, began_at = excluded.began_at,
-    run_time = excluded.run_time, held_by = excluded.held_by, hours = excluded.hours, minutes = excluded.minutes, refresh_at = excluded.refresh_at
+set waiting = excluded.waiting, running = excluded.running, ended = excluded.ended, started_at = excluded.started_at,
+    held_by = excluded.held_by, refresh_at = excluded.refresh_at, figures = excluded.figures
 
 -- name: delete_keys
 -- $1 queue, $2 scopes, $3 keys
@@ -76,7 +74,7 @@ where k.queue_id = $1::integer and k.scope = any (array[u.scope]) and k.key = an
 
 -- name: select_keys_to_refresh
 -- $1 queue, $2 now, $3 how many
-select k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.began_at, k.run_time, k.held_by, k.hours, k.minutes
+select k.waiting, k.running, k.held_by, k.figures
 from fairlane.key_figures k
 where k.queue_id = $1::integer and k.refresh_at is not null and k.refresh_at <= $2::bigint
 order by k.refresh_at
@@ -136,4 +134,4 @@ where k.queue_id = $1::integer and (k.held_by is not null or k.scope = any ($2))
 -- name: delete_idle_keys
 -- Keys that say no more than one that was never seen. $1 queue
 delete from fairlane.key_figures k
-where k.queue_id = $1::integer and k.waiting = 0 and k.running = 0 and k.held_by is null and k.hours is null
+where k.queue_id = $1::integer and k.waiting = 0 and k.running = 0 and k.held_by is null and k.refresh_at is null

@@ -43,8 +43,7 @@ order by q.name, m.minute
 
 -- name: select_keys
 -- Keys by queue, scope and name, where they are stored. ?1 [[queue, scope, key], …]
-select q.name, k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.began_at, k.run_time,
-    k.held_by, k.hours, k.minutes
+select q.name, k.waiting, k.running, k.held_by, k.figures
 from json_each(?1) as n
 cross join queues as q on q.name = n.value ->> 0
 cross join key_figures as k on k.queue = q.id and k.scope = n.value ->> 1 and k.key = n.value ->> 2

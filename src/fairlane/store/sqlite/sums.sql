@@ -40,13 +40,11 @@ where queue = ?1 and seq <= ?2 and seq < (select base from queues where id = ?1)
 
 -- name: put_keys
 insert into key_figures
-    (queue, scope, key, label, waiting, running, ended, failed, ran, arrived_at, started_at, began_at, run_time, held_by, hours,
-    minutes, refresh_at)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    (queue, scope, key, label, waiting, running, ended, started_at, held_by, refresh_at, figures)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (queue, scope, key) do update
-set waiting = excluded.waiting, running = excluded.running, ended = excluded.ended, failed = excluded.failed,
-    ran = excluded.ran, arrived_at = excluded.arrived_at, started_at = excluded.started_at, began_at = excluded.began_at,
-    run_time = excluded.run_time, held_by = excluded.held_by, hours = excluded.hours, minutes = excluded.minutes, refresh_at = excluded.refresh_at
+set waiting = excluded.waiting, running = excluded.running, ended = excluded.ended, started_at = excluded.started_at,
+    held_by = excluded.held_by, refresh_at = excluded.refresh_at, figures = excluded.figures
 
 -- name: delete_keys
 -- ?1 queue, ?2 [[scope, key], …]
@@ -54,7 +52,7 @@ delete from key_figures
 where queue = ?1 and (scope, key) in (select value ->> 0, value ->> 1 from json_each(?2))
 
 -- name: select_keys_to_refresh
-select scope, key, waiting, running, ended, failed, ran, arrived_at, started_at, began_at, run_time, held_by, hours, minutes
+select waiting, running, held_by, figures
 from key_figures
 where queue = ? and refresh_at is not null and refresh_at <= ?
 order by refresh_at
@@ -113,4 +111,4 @@ where queue = ?1 and (held_by is not null or scope in (select value from json_ea
 -- name: delete_idle_keys
 -- Keys that say no more than one that was never seen.
 delete from key_figures
-where queue = ? and waiting = 0 and running = 0 and held_by is null and hours is null
+where queue = ? and waiting = 0 and running = 0 and held_by is null and refresh_at is null

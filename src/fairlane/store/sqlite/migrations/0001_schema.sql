@@ -389,20 +389,13 @@ create table key_figures (
     waiting integer not null default 0,
     running integer not null default 0,
     ended integer not null default 0,
-    failed integer not null default 0,
-    ran integer not null default 0,
-    arrived_at integer,
     started_at integer,
-    began_at integer,
-    run_time real not null default 0,
     -- The limits that hold jobs of it back, as a JSON array.
     held_by text,
-    -- What ended in the last day, hour by hour, as a JSON array.
-    hours text,
-    -- What started and ended in the last hour, minute by minute (`scheduler.figures.Span`, an array as MessagePack).
-    minutes blob,
     -- When the oldest of its hours is a day old.
     refresh_at integer,
+    -- Everything that is known of it (`stats.keys.KeyFigures`), as a MessagePack array.
+    figures blob not null,
     primary key (queue, scope, key)
 ) strict, without rowid;
 create index key_figures_by_waiting on key_figures (queue, scope, -waiting, key);
