@@ -54,7 +54,9 @@ def refuse_in_blocking_call(tx: Any) -> None:
 
 async def _of_async_sqlalchemy(connection: Any) -> Any:
     driver = (await connection.get_raw_connection()).driver_connection
-    if not connection.in_transaction() or _is_idle(driver):
+    # SQLAlchemy tells asyncpg to begin as late as it can.
+    is_idle = is_a(driver, "asyncpg", "Connection") and not driver.is_in_transaction()
+    if is_idle or not connection.in_transaction():
         await connection.exec_driver_sql(BEGIN)
     return driver
 
@@ -71,11 +73,6 @@ def _of_blocking(tx: Any) -> Any:
     if is_a(tx, "django.db.backends.base.base", "BaseDatabaseWrapper"):
         return _of_django(tx)
     return tx
-
-
-def _is_idle(driver: Any) -> bool:
-    """SQLAlchemy tells asyncpg to begin as late as it can."""
-    return is_a(driver, "asyncpg", "Connection") and not driver.is_in_transaction()
 
 
 def _of_django(connection: Any) -> Any:

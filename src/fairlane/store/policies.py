@@ -64,14 +64,17 @@ from fairlane.store.rows import (
 )
 
 
-class Rehomed(msgspec.Struct, frozen=True):
-    """What became of the jobs of a partition that belong to another one."""
+class Advanced(msgspec.Struct, frozen=True):
+    """How far a change of the number of partitions has come, in one of them or in all, and what it waits for."""
 
-    moved: int
-    waiting: int
-    """Those that are still here, ready or scheduled."""
-    running: int
-    """Those that run: they end here, wherever they belong."""
+    is_over: bool = False
+    moved: int = 0
+    waiting: int = 0
+    """Jobs that still have to move, ready or scheduled."""
+    running: int = 0
+    """Jobs of keys that move: they end first, where they are."""
+    until: Instant | None = None
+    """Until producers have learned the new number."""
 
 
 @look
@@ -285,12 +288,12 @@ def _store(policy: Policy, amendment: Amendment, now: Instant) -> Procedure[None
 
 
 @locked
-def rehome(queue: str, limit: int = 1_000) -> Procedure[Rehomed]:
+def rehome(queue: str, limit: int = 1_000) -> Procedure[Advanced]:
     """Move waiting jobs of a partition to where they belong, each in its place: up to `limit` ready and as many
     scheduled ones."""
     policy, _ = yield on_board(queue, "in_force")
     if policy.partition is None or not policy.partition.is_guarded:
-        return Rehomed(0, 0, 0)
+        return Advanced()
     number = yield on_board(queue, "number")
     yield on_board(queue, "checkpoint", (yield on_board(queue, "fold_all")))
     strays, later = (stray_lanes(policy, lanes) for lanes in (yield from _select_lanes(number)))
@@ -314,7 +317,8 @@ def rehome(queue: str, limit: int = 1_000) -> Procedure[Rehomed]:
     for number, count in moved.items():
         yield query("nudge", number, count, None)
     waiting = sum(stray.was.ready for stray in (*strays, *later)) - moved.total()
-    return Rehomed(moved.total(), max(0, waiting), sum(stray.was.in_flight for stray in strays))
+    running = sum(stray.was.in_flight for stray in strays)
+    return Advanced(moved=moved.total(), waiting=max(0, waiting), running=running)
 
 
 def _lanes(queue: str) -> Procedure[list[WaitingLane]]:
