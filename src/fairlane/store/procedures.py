@@ -87,23 +87,23 @@ class OnBoard(NamedTuple):
     parameters: tuple[Any, ...] = ()
 
 
-class Told(NamedTuple):
-    """Something that only the store can say."""
+class StoreValue(NamedTuple):
+    """Something that only the store knows."""
 
-    what: str
+    name: str
 
 
-NOW = Told("now")
+NOW = StoreValue("now")
 """The time that statements are given. `None`: the database's own."""
-TIME = Told("time")
+TIME = StoreValue("time")
 """The time, as `QueueTime`."""
-MEMORY = Told("memory")
+MEMORY = StoreValue("memory")
 """What the store remembers from one procedure to the next, for as long as it is open: a dictionary."""
 
 EVERYONE = 1 << 20
 """More than ever wait for a queue's jobs."""
 
-Question = Query | Each | Some | Many | Script | Enqueue | OnBoard | Told
+Question = Query | Each | Some | Many | Script | Enqueue | OnBoard | StoreValue
 Procedure = Generator[Question, Any, T]
 """It is sent the rows of each statement that it asks for. Lists of texts are given as lists."""
 
