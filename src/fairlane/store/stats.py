@@ -195,8 +195,8 @@ class Moment:
 
     def _held_in(self, recents: Mapping[str, Recent]) -> Procedure[dict[str, list[KeySums]]]:
         """By queue, the keys that limits and pauses hold back now, as far as those are in force."""
-        stored = yield from self._sums_of(recents, held_only=True)
-        yield from self._load_lanes(list(stored))
+        stored = {name: decode_sums(text) for name, text in (yield from _select("select_held_sums", recents))}
+        yield from self._load_lanes(stored)
         held: dict[str, list[KeySums]] = {name: [] for name in recents}
         for name, several in stored.items():
             known = set(recents[name].places)
@@ -217,16 +217,6 @@ class Moment:
                 each.held_by = tuple(limit for limit in each.held_by if policy.bound_named(limit) is not None)
             held[name] = [each for each in several if each.held_by and each.waiting > 0]
         return held
-
-    def _sums_of(
-        self, queues: Collection[str], by: By | None = None, *, held_only: bool = False
-    ) -> Procedure[dict[str, list[KeySums]]]:
-        """What lists are sorted by, by queue: of every key of one scope that is stored, or of all held keys."""
-        if held_only:
-            found = yield from _select("select_held_sums", queues)
-        else:
-            found = yield from _select("select_key_sums", queues, key_scope(by or ()))
-        return {name: decode_sums(text) for name, text in found}
 
     def minutes(self, queues: Sequence[str], since: Instant) -> Procedure[dict[str, list[Minute]]]:
         """What happened in each queue, minute by minute, the oldest first; minutes without anything are left out."""
@@ -256,16 +246,26 @@ class Moment:
         if sought is None:
             return KeyPage([], None)
         recents = yield from self._recents_of(queues, with_lanes=True)
-        changed = yield from self._changed(recents, by)
-        known = {stats_rows.key_text(figures.key) for _, figures in changed}
-        changed = stats_rows.matching(changed, sought)
-        some = (yield query("find_keys", list(queues), scope, sought, stats_rows.FEW + 1)) if sought else ()
+        changed: list[Named] = []
+        known: set[str] = set()
+        sums: dict[str, list[KeySums]] = {}
+        if held_only:
+            sums = yield from self._held_in(recents)
+        else:
+            changed = yield from self._changed(recents, by)
+            known = {stats_rows.key_text(figures.key) for _, figures in changed}
+            changed = stats_rows.matching(changed, sought)
+            if any(len(recent.arrived(by)) > MANY for recent in recents.values()):
+                stored = {
+                    name: decode_sums(text) for name, text in (yield from _select("select_key_sums", recents, scope))
+                }
+                for name, recent in recents.items():
+                    sums[name] = stats_rows.with_arrivals(stored.get(name, ()), by, recent.arrived(by), known)
         listed: list[tuple[str, str, str]] = []
-        if held_only or any(len(recent.arrived(by)) > MANY for recent in recents.values()):
-            sums = yield from self._sums_of(recents, by, held_only=held_only)
-            for name, recent in recents.items():
-                all_sums = stats_rows.with_arrivals(sums.get(name, ()), by, recent.arrived(by), known)
-                first = stats_rows.first_of(all_sums, sort, place, name, limit + 1, sought, held_only=held_only)
+        some = (yield query("find_keys", list(queues), scope, sought, stats_rows.FEW + 1)) if sought else ()
+        if sums:
+            for name, several in sums.items():
+                first = stats_rows.first_of(several, scope, sort, place, name, limit + 1, sought)
                 listed += [(name, scope, key) for key in first]
         elif sought and len(some) <= stats_rows.FEW:
             listed = list(product(queues, [scope], sorted({key for (key,) in some} - known)))
@@ -276,7 +276,7 @@ class Moment:
                     (queue, scope, key) for (key,) in (yield Some(f"list_keys_by_{sort}", asked, limit + 1, known))
                 ]
         found = yield from self._over(recents, listed)
-        return stats_rows.page_of([*found, *changed], sort, place, limit, held_only=held_only)
+        return stats_rows.page_of([*found, *changed], sort, place, limit)
 
     def keys_named(self, queues: Sequence[str], places: Sequence[Place]) -> Procedure[list[Named]]:
         """The figures of single keys, wherever they are known."""

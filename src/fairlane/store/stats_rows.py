@@ -132,12 +132,10 @@ class KeyPlace(msgspec.Struct, frozen=True, array_like=True):
         return place
 
 
-def page_of(
-    found: Iterable[tuple[str, KeyFigures]], sort: KeySort, place: KeyPlace | None, limit: int, *, held_only: bool
-) -> KeyPage:
+def page_of(found: Iterable[tuple[str, KeyFigures]], sort: KeySort, place: KeyPlace | None, limit: int) -> KeyPage:
     """What a list has after that place, where these are all that a search finds."""
     placed = sorted(
-        ((KeyPlace.of(sort, *each), each) for each in found if each[1].held_by or not held_only),
+        ((KeyPlace.of(sort, *each), each) for each in found),
         key=lambda each: each[0].order,
     )
     listed = [each for each in placed if place is None or each[0].order > place.order]
@@ -188,7 +186,7 @@ def with_arrivals(
 ) -> list[KeySums]:
     """The same with jobs that came since, of all keys of a scope but those that are known better."""
     scope = key_scope(by)
-    sums = {each.key: each for each in stored if each.scope == scope and each.key not in known}
+    sums = {each.key: each for each in stored if each.key not in known}
     for key, count in arrived.items():
         text = key_text(key)
         found = sums.get(text)
@@ -200,21 +198,14 @@ def with_arrivals(
 
 
 def first_of(
-    sums: Iterable[KeySums],
-    sort: KeySort,
-    place: KeyPlace | None,
-    queue: str,
-    limit: int,
-    sought: str,
-    *,
-    held_only: bool,
+    sums: Iterable[KeySums], scope: str, sort: KeySort, place: KeyPlace | None, queue: str, limit: int, sought: str
 ) -> list[str]:
-    """The first keys after that place of a list, by their names."""
+    """The first keys of a scope after that place of a list, by their names."""
     name = queue.encode()
     placed = (
         (-_sorted_by(sort, each), each.key.encode(), name, each.key)
         for each in sums
-        if ((each.held_by and each.waiting > 0) or not held_only)
+        if each.scope == scope
         and len(each.key) < LONGEST_KEY
         and (not sought or sought in label_of(_read_key(each.key)))
     )
