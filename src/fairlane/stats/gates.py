@@ -88,8 +88,8 @@ def board_now(
     ends: Ends = NO_ENDS,
     came: Mapping[bytes, Came] = NONE_CAME,
 ) -> Board:
-    """Gates as they are now: as they are stored, with everything folded that has ended since, and then with what
-    arrivals tell them, by gate. A gate that is wanted and that no store knows is new."""
+    """Gates as they are now: as they are stored, with everything folded that has ended since, and then with what has
+    arrived at each gate. A wanted gate that is not stored is new."""
     board = Board(policy, now, QueueRow(0.0, 0.0, 0, 0, 0.0))
     board.add_gates(gate for row in known if (gate := gate_of(policy, row)) is not None)
     for bound, key in wanted:
@@ -149,8 +149,8 @@ def is_in_doubt(gate: GateRow, now: Instant) -> bool:
 
 
 def held_now(board: Board, wanted: Iterable[tuple[BoundLimit, Key]]) -> list[GateTally]:
-    """Of these gates, those that hold back whoever comes although nobody waits on them, and those that hold nobody back
-    although somebody does: no claim has looked since."""
+    """Of these gates, those that would hold jobs back although nobody waits on them, and those that would hold none
+    back although somebody does: no claim has looked since."""
     found = []
     for gate in (board.gates[board.policy.gate_of(*each)] for each in wanted):
         is_shut = gate.room(board.now) <= 0

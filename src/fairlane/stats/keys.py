@@ -1,4 +1,4 @@
-"""Stats: what the journal says, added up. Who waits and runs by key, how the last minutes and hours went.
+"""Stats: sums of the journal. What waits and runs by key, and how the last minutes and hours went.
 
 Nothing here takes part in a claim. Counts are sums of what claims did, so they agree with the lanes at every moment for
 which all tallies are in; a scope that a policy looks at for the first time is counted from the lanes once.

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from fairlane.store.operators import Handled
 
 LAST_ENTRY = 1 << 62
-"""What lies behind every entry."""
+"""Greater than the id of every entry."""
 EXPIRY = "expiry"
-"""Who ends an override whose time has come."""
+"""The actor of overrides that end when their time has come."""
 UPKEEP = "upkeep"
-"""Who goes on with what an operator has begun and left."""
+"""The actor of maintenance: corrected counts, and changes that an operator began and workers finish."""
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     queue: str | None = None
     """Of an action on jobs, where all of them are of one queue."""
     about: str = ""
-    """Of an action on jobs: which, in the words of whoever asked for it."""
+    """Of an action on jobs: a description of the selected jobs, as the operator gave it."""
     act: UUID | None = None
     """What the transactions of one action on many jobs have in common: together they are one entry."""
     part: int = 0
@@ -43,7 +43,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 RECOUNT = Note(actor=UPKEEP, action="recount")
-"""Who counts gates anew that did not count what ran."""
+"""For gates that are counted again because their count was wrong."""
 MOST_NAMED = 100
 """Gates that one entry names."""
 

@@ -1,7 +1,7 @@
 """What callers give as their transaction: a driver's connection, or what an ORM or a framework wraps around one.
 
-Statements always go to the driver's own connection, which a store knows how to ask. Nothing is imported here: whoever
-has such an object has loaded its package already.
+Statements always go to the driver's own connection, which a store knows how to ask. Nothing is imported here: a
+caller that has such an object has loaded its package already.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DRIVERS = {
     "PostgreSQL": "an asyncpg or psycopg connection, or one of SQLAlchemy or Django over these",
     "SQLite": "a sqlite3 or aiosqlite connection, or one of SQLAlchemy or Django over these",
 }
-"""What each store can use, for those who give something else."""
+"""What each store accepts, for error messages."""
 BEGIN = "select 1"
 """SQLAlchemy begins with the first statement that it sees; those of a store go past it."""
 

@@ -1,4 +1,4 @@
-"""What a store knows of its own condition, for whoever looks for what is wrong. Looking changes nothing."""
+"""What a store knows about its own condition, for diagnosis. Nothing here changes anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators ask of a store, as values: which jobs, what was done with each, and why something was not."""
+"""Actions of operators on jobs, and listings of jobs. A report says what was done with each job, or why nothing was."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class Action(msgspec.Struct, frozen=True):
         busy: Collection[UUID] = (),
         keys: Readmission = NO_READMISSION,
     ) -> list[Handled]:
-        """The report: `found` has the state of each job that there is; whoever is `busy` was left alone, and so was
-        each job whose unique key another holds."""
+        """The report: `found` has the state of each job that there is. Jobs that are `busy` were left alone, and so
+        were jobs whose unique key another one holds."""
         replaced = {new: old for old, new in keys.replaced.items()}
         handled = []
         for job in dict.fromkeys(jobs):
@@ -196,7 +196,7 @@ def replay(
             list(each) for each in zip(*((each.job, each.digest, each.until) for each in taken.values()), strict=True)
         ]
         yield query("take_uniques", list(taken), *owners, [None] * len(taken), False)
-    # Who has just been cancelled in favor of another stays so, although it may have been given too.
+    # A job that was just cancelled in favor of another stays cancelled, even if it was given too.
     back = [job for job in listed if job not in held and job not in gone]
     entries = yield from _lock_entries(back)
     states = _states_in((yield query("replay", now, back, delay)))
@@ -221,7 +221,7 @@ def _readmitted(
     keys = sorted({key for _, key, _, _ in found})
     if takes:
         yield query("lock_uniques", keys)
-        # What they are by now: whoever had the lock may have put some of them back.
+        # Read them again: the transaction that held the lock may have put some of them back.
         found = yield query("select_unique_jobs", listed)
     ended = [Ended(uuid_of(job), key, Until(until), digest) for job, key, until, digest in found]
     known = yield query("select_holders", keys, (yield NOW))
@@ -269,8 +269,8 @@ def _cancel(
 
 @transaction
 def cancel_jobs(jobs: Sequence[UUID], note: Note, *, waits: bool = False) -> Procedure[list[Handled]]:
-    """Cancel jobs that wait, ask those that run to stop. Who is busy with one of them is waited for only if `waits`
-    says so: with several jobs, two might wait for each other."""
+    """Cancel jobs that wait, ask those that run to stop. A job that another transaction is changing is skipped, unless
+    `waits` is set: with several jobs, two transactions might wait for each other."""
     listed, now = CANCEL.bounded(jobs), (yield NOW)
     present = list((yield from _states(listed)))
     idle = present if waits else [uuid_of(job) for (job,) in (yield query("lock_idle", present))]

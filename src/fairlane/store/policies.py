@@ -235,7 +235,7 @@ def amend(
 ) -> Procedure[list[Amendment]]:
     """Set and remove overrides of all partitions of a queue, in one transaction with one entry of the audit, under the
     first name; in force at every claimer's next claim. `InvalidOverride` where one has no place. One whose time has
-    come ends by itself, and whoever it held back is looked at then."""
+    come ends by itself, and the jobs that it held back are looked at then."""
     found: list[tuple[Policy, Instant]] = []
     for queue in queues:
         policy, now = yield on_board(queue, "in_force")
@@ -263,7 +263,7 @@ def end_overrides(policy: Policy, ended: Sequence[Override], now: Instant) -> Pr
 
 
 def _store(policy: Policy, amendment: Amendment, now: Instant) -> Procedure[None]:
-    """Store overrides, and let whoever may start now look: where that may be every lane, the board is made anew."""
+    """Store overrides, and wake the lanes that may start now: where that may be every lane, the board is rebuilt."""
     queue, changed = policy.queue, policy.overridden(amendment.overrides)
     number = yield on_board(queue, "number")
     loaded = (yield on_board(queue, "fold_all")) if amendment.rebuilds else (yield on_board(queue, "load"))
@@ -277,7 +277,7 @@ def _store(policy: Policy, amendment: Amendment, now: Instant) -> Procedure[None
     yield query("put_overrides", number, [each.id for each in after], [encode(each) for each in after])
     held = (yield on_board(queue, "ask", Ask(gates=list(amendment.wakes)))).gates
     yield on_board(queue, "put_gates", carried_gates(changed, now, held), now)
-    # A name that no other state of any queue has: whoever knows it knows these overrides.
+    # A name that no other state of any queue has: a process that has read it has these overrides.
     yield query("update_amended", number, uuid4().hex, amendment.overrides.expires_at)
     yield query("nudge", number, EVERYONE, None)
     yield query("tell_holders", number)

@@ -1,6 +1,6 @@
 """Procedures of every store, written once: generators that ask for named statements, which each store answers.
 
-Whoever calls a procedure gets a `Work`, for `Store.run`: how it is to be run is said where it is defined. Within a
+A call of a procedure returns a `Work` for `Store.run`: its decorator says how it is run. Within a
 procedure, `yield from` goes through another.
 """
 
@@ -203,7 +203,7 @@ def ask_board(queue: str, ask: Ask) -> Procedure[Found]:
 def answered(
     queue: str, asking: Generator[Ask, Found, T], answer: Callable[[str, Ask], Procedure[Found]] = ask_board
 ) -> Procedure[T]:
-    """Give whoever asks what the tables of a queue's board hold, until it has come to a result."""
+    """Answer the questions of a generator from the tables of a queue's board, until it returns a result."""
     try:
         ask = next(asking)
         while True:

@@ -1,4 +1,4 @@
-"""Waiting for jobs to end: who in this process waits for which, and how one wait goes. Each store tells in its way."""
+"""Waiting for jobs to end: the waits of this process, and how one goes. Each store has its own way to announce ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uuid import UUID
 from fairlane.job import JobRecord
 
 LOOK_EVERY = 10.0
-"""Seconds between looks at a job of which nothing is heard: the last resort, if who ended it died before telling."""
+"""Seconds between looks at a job: the last resort, if the process that ended it died before it announced that."""
 
 
 class Awaited:
@@ -43,14 +43,14 @@ class Awaited:
                 del self._waits[job]
 
     def tell(self, jobs: Iterable[UUID]) -> None:
-        """Let whoever waits for these jobs look."""
+        """Wake the waits for these jobs."""
         for job in jobs:
             for event in self._waits.get(job, ()):
                 event.set()
 
 
 async def forever() -> None:
-    """The alarm of those who have time."""
+    """An alarm that never goes off."""
     await asyncio.get_running_loop().create_future()
 
 

@@ -1,4 +1,4 @@
-"""Jobs and boards as every database holds them, and what is said where there is none."""
+"""Rows of jobs and boards, alike on every database, and the errors for those that do not exist."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ def record_of(row: Sequence[Any]) -> JobRecord:
 
 
 def cancelled_too_fast(queue: str) -> StoreUnavailable:
-    """What a claim is refused with whose every plan was overtaken."""
+    """The error of a claim if jobs of each of its plans were cancelled meanwhile."""
     return StoreUnavailable(f"queue {queue!r}: jobs were cancelled faster than they could be claimed; try again")
 
 
 def journal_too_new(queue: str, found: int) -> SchemaTooNew:
-    """What a claimer is told that does not know how others write a queue's journal."""
+    """The error of a claimer that does not know the format of a queue's journal."""
     return SchemaTooNew(
         f"queue {queue!r} is claimed by workers of another version of Fairlane (its journal has format {found}, this "
         f"version writes {FORMAT}); upgrade Fairlane on this machine"
@@ -127,7 +127,7 @@ def no_such_job(job: UUID) -> JobNotFound:
 
 
 def no_such_queue(name: str) -> UnknownQueue:
-    """What is said to whoever has work for it."""
+    """The error where a queue is to be used."""
     return UnknownQueue(f"queue {name!r} is not known to this database; declare it with app.queue({name!r}, …)")
 
 
@@ -140,7 +140,7 @@ def queue_number(name: str) -> Procedure[int]:
 
 
 def not_among(queue: str, known: Iterable[str]) -> UnknownQueue:
-    """What is said to whoever looks."""
+    """The error where a queue is looked at; it lists those that are known."""
     names = ", ".join(sorted(known)) or "none"
     return UnknownQueue(f"queue {queue!r} is not known to this database; known are {names}")
 

@@ -1,8 +1,8 @@
 """Stats as people read them: written once, as procedures that ask a store for named statements.
 
-Everything that is asked of one `Moment` is of one snapshot of the database. What it says is the stored sums, and over
-them what the journal tells that nobody has added up, and what has happened that no claim has seen. Looking changes
-nothing.
+Everything that is asked of one `Moment` is of one snapshot of the database. It combines the
+stored sums with the tallies that nobody has added up, and with what has happened that no claim has seen. Nothing here
+changes anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adding up what claims have told into the stored stats: one transaction over a bounded number of tallies."""
+"""Adding the tallies of claims to the stored stats: one transaction over a bounded number of tallies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STRETCH = 250
 ENTRIES_EACH = 40
 """Lanes and gates in a tally, on average, in a pass that reads as many tallies as it may: more ends it sooner."""
 AT_ONCE = 50
-"""Tallies that are read together: some 2,000 entries, after which whoever waits for a turn gets it."""
+"""Tallies that are read together: some 2,000 entries, after which other tasks get their turn."""
 LANES_AT_ONCE = 500
 """Lanes, or gates, that are read together where all are counted: some 10 ms."""
 NOTHING = Tallied(0, 0, more=False)

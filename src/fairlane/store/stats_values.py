@@ -1,4 +1,4 @@
-"""What people see of queues, keys and workers, as stores hand it out. Looking changes nothing."""
+"""Queues, keys and workers as stores show them to people."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fairlane.scheduler.snapshot import LaneTally
 from fairlane.stats.keys import Held, KeyFigures, Span
 
 COUNTED_AT_MOST = 10_000
-"""What is counted row by row is counted up to this: more of it is told as "at least"."""
+"""What is counted row by row is counted up to this; beyond it, "at least" is shown."""
 LANES_AT_MOST = 2_000
 """Bells that no claim has folded and that are looked at one by one."""
 LONG_RUNS_AT_MOST = 20
@@ -63,7 +63,7 @@ class QueueFigures(msgspec.Struct, frozen=True, kw_only=True):
     dead: Counted
     """Of the newest dead jobs of all queues, those of this one; `is_all` if all dead jobs were looked at."""
     held: dict[str, Held]
-    """By limit, whom it holds back. Gates of the whole queue hold back whoever is ready, and are not among them."""
+    """By limit, what it holds back. Gates of the whole queue hold back every ready job, and are not among them."""
     held_jobs: int
     """Of the ready ones, how many at least one of them holds back: see `jobs_held`."""
     oldest_ready_at: Instant | None
@@ -154,7 +154,7 @@ class BlockedLoop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says of itself, every few seconds."""
+    """The report of a worker about itself, every few seconds."""
 
     name: str
     host: str
@@ -176,7 +176,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     loops: dict[str, str] = {}
     """Each loop by name: `running`, `ended`, or what it died of."""
     troubles: dict[str, str] = {}
-    """What fails now without harm to any job, by name."""
+    """Current failures that harm no job, by name."""
     clock_offset: int = 0
     """The store's clock less the worker's, in microseconds."""
     tasks: list[str] = []
