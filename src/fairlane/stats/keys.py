@@ -496,12 +496,13 @@ def place_of_gate(policy: Policy, limit: str, key: Sequence[str | None]) -> Plac
 
 def held_by_limit(keys: Iterable[tuple[Sequence[str], int]]) -> dict[str, Held]:
     """By limit, how many keys it holds back, given which limits hold each key and how many jobs wait there."""
-    held: dict[str, Held] = {}
+    counts: Counter[str] = Counter()
+    jobs: Counter[str] = Counter()
     for limits, waiting in keys:
         for limit in limits:
-            known = held.get(limit, Held())
-            held[limit] = Held(known.keys + 1, known.jobs + waiting)
-    return held
+            counts[limit] += 1
+            jobs[limit] += waiting
+    return {limit: Held(count, jobs[limit]) for limit, count in counts.items()}
 
 
 def jobs_held(waiting: Mapping[Place, int]) -> int:
@@ -517,7 +518,7 @@ def jobs_held(waiting: Mapping[Place, int]) -> int:
     for by in sorted(held, key=lambda by: (len(by), by)):
         around = [other for other in wider if set(other) <= set(by)]
         for key, count in held[by].items():
-            values = dict(zip(by, key, strict=True))
+            values = dict(zip(by, key, strict=True)) if around else {}
             if not any(tuple(values[name] for name in other) in held[other] for other in around):
                 jobs += count
         wider.append(by)

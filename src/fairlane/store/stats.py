@@ -213,8 +213,10 @@ class Moment:
             held[name].append(KeySums.of(figures))
         for name, several in held.items():
             policy = recents[name].policy
-            for each in several:
-                each.held_by = tuple(limit for limit in each.held_by if policy.bound_named(limit) is not None)
+            limits = {limit for each in several for limit in each.held_by}
+            if gone := {limit for limit in limits if policy.bound_named(limit) is None}:
+                for each in several:
+                    each.held_by = tuple(limit for limit in each.held_by if limit not in gone)
             held[name] = [each for each in several if each.held_by and each.waiting > 0]
         return held
 
