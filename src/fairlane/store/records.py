@@ -181,10 +181,10 @@ def compare_and_set_value(key: str, expected: bytes | None, value: bytes | None)
     if expected is None and value is None:
         return _is_absent(key)
     if expected is None:
-        return _is_done("put_value_if_absent", key, value)
+        return _compare_and_set_value("put_value_if_absent", key, value)
     if value is None:
-        return _is_done("delete_value_if_equal", key, expected)
-    return _is_done("replace_value", key, expected, value)
+        return _compare_and_set_value("delete_value_if_equal", key, expected)
+    return _compare_and_set_value("replace_value", key, expected, value)
 
 
 @look
@@ -192,7 +192,9 @@ def _is_absent(key: str) -> Procedure[bool]:
     return not (yield query("select_value", key))
 
 
-_is_done = change(is_done)
+@change
+def _compare_and_set_value(name: str, *given: object) -> Procedure[bool]:
+    return is_done(name, *given)
 
 
 @look
