@@ -113,7 +113,7 @@ def questions(store: Store) -> dict[str, Question]:
         "minutes": lambda: store.ask(lambda moment: moment.minutes([QUEUE], 0)),
         "keys_named": lambda: store.ask(lambda moment: moment.keys_named([QUEUE], [(ACCOUNT, one)])),
         "scheduled_by_lane": lambda: store.ask(lambda moment: moment.scheduled_by_lane([QUEUE])),
-        "boards": lambda: store.ask(lambda moment: moment.boards({QUEUE: POLICY}, wanted)),
+        "boards": lambda: store.ask(lambda moment: moment.boards(wanted)),
         "next_jobs": lambda: store.ask(lambda moment: moment.next_jobs(QUEUE, {"account": one[0]})),
         "workers": lambda: store.ask(Moment.workers),
     }

@@ -50,7 +50,6 @@ SERVER = PostgresHealth(
     connections=[ConnectionLimit(setting="max_connections", used=70, most=97)],
     tables=[],
     holders=[],
-    hidden=0,
 )
 TABLE = TableHealth(name="flows", live=10, dead=2_000_000, due_at=2_000, is_vacuumed=True, vacuumed_for=HOUR)
 HOLDER = HorizonHolder(
@@ -228,7 +227,6 @@ def figures(**given: Any) -> QueueFigures:
     known: dict[str, Any] = {
         "ready": 0,
         "running": 0,
-        "parked_lanes": 0,
         "unseen": 0,
         "bells": 0,
         "scheduled": Counted(),
@@ -236,7 +234,6 @@ def figures(**given: Any) -> QueueFigures:
         "held": {},
         "held_jobs": 0,
         "oldest_ready_at": None,
-        "next_due_at": None,
         "counted_at": NOW - MINUTE,
         "uncounted": 5,
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-import msgspec
 from hypothesis import given, settings
 
 from fairlane import Concurrency, Fair, Rate
@@ -25,8 +24,8 @@ from fairlane.stats.keys import (
     Place,
     Span,
     Sums,
-    changes_of_held,
     count_lanes,
+    held_by_limit,
     jobs_held,
 )
 from tests.scheduler.ledger import LaneKey
@@ -56,7 +55,7 @@ class Watched(Bench):
             sums = Sums(self.policy)
             for told in part:
                 sums.add(told)
-            known |= {(each.by, each.key): each for each in sums.applied_to(known, self.now)}
+            known |= {each.place: each for each in sums.over(known.values(), self.now, sums.places)}
         return known
 
 
@@ -251,12 +250,10 @@ def test_scopes_are_turns_first_then_limits_then_keys_and_the_task() -> None:
     assert policy.scopes == (("account",), ("account", "endpoint"), ("endpoint",), ("task",))
 
 
-def test_what_limits_hold_changes_by_what_keys_say() -> None:
-    one = KeyFigures(by=("a",), key=("x",), waiting=5, held_by=("concurrency:a",))
-    other = KeyFigures(by=("a",), key=("y",), waiting=2)
-    after = [msgspec.structs.replace(one, waiting=7), msgspec.structs.replace(other, held_by=("concurrency:a",))]
-    assert changes_of_held([one, other], after) == {"concurrency:a": Held(1, 4)}
-    assert changes_of_held(after, []) == {"concurrency:a": Held(-2, -9)}
+def test_a_limit_holds_the_keys_that_it_holds_back_with_their_jobs() -> None:
+    keys = [(["concurrency:a"], 5), (["concurrency:a", "rate:a"], 2), ([], 9)]
+    assert held_by_limit(keys) == {"concurrency:a": Held(2, 7), "rate:a": Held(1, 2)}
+    assert held_by_limit([]) == {}
 
 
 def test_a_tally_says_nothing_when_nothing_happened() -> None:
@@ -276,7 +273,7 @@ def test_jobs_that_cease_to_wait_are_no_arrivals() -> None:
     sums.add(Tally(EPOCH, 0, 0, [LaneTally({"account": "a", "endpoint": "e"}, 0, arrived=-2)], []))
     (minute,) = sums.minutes
     assert minute.arrived == 0
-    (account, *_) = sums.applied_to({(("account",), ("a",)): KeyFigures(by=("account",), key=("a",), waiting=3)}, EPOCH)
+    (account, *_) = sums.over([KeyFigures(by=("account",), key=("a",), waiting=3)], EPOCH, sums.places)
     assert (account.waiting, account.arrived_at) == (1, None)
 
 

@@ -58,7 +58,7 @@ async def held_of(store: Store) -> dict[str, int]:
 
 async def gauge_of(store: Store, key: tuple[str | None, ...], policy: Policy = SLOTS) -> Gauge:
     wanted = [(policy.bound[0], key)]
-    asked = partial(Moment.boards, policies={QUEUE: policy}, wanted={QUEUE: wanted})
+    asked = partial(Moment.boards, wanted={QUEUE: wanted})
     (gauge,) = gauges((await store.ask(asked))[QUEUE], wanted)
     return gauge
 

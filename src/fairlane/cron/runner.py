@@ -96,7 +96,7 @@ class Firing:
         if row is not None and row.digest == digest:
             return
         next_at = schedule.recurrence.next_after(now)
-        if row is not None and row.told()["recurrence"] == schedule.recurrence.document():
+        if row is not None and row.declaration()["recurrence"] == schedule.recurrence.document():
             next_at = row.next_at  # what it does has changed, and not when
         instead_of = None if row is None else row.digest
         if await self._store.run(

@@ -353,7 +353,7 @@ def about_schedules(rows: Iterable[ScheduleRow], time: QueueTime, *, has_worker:
         yield Finding(
             check="overdue schedule",
             level=Level.NOTE if is_removed else Level.FAULT,
-            queue=row.told()["queue"],
+            queue=row.declaration()["queue"],
             message=f"schedule {row.name!r} was due at {_time(row.next_at)} and nobody has fired it{nobody}",
             remedy=f"start a worker whose program declares it, or look at the log of one; if it is to rest: {pause}",
         )

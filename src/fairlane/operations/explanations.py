@@ -127,7 +127,7 @@ def _behind_limits(moment: Moment, policy: Policy, keys: Mapping[str, str | None
                 counts[wanted] = counts.get(wanted, 0) + lane.ready
     most = dict(sorted(counts.items(), key=lambda item: -item[1])[:MOST_LIMITS])
     limits = [each for each in most if each[0].limit.is_declared]
-    board = (yield from moment.boards({policy.queue: policy}, {policy.queue: limits}))[policy.queue]
+    board = (yield from moment.boards({policy.queue: limits}))[policy.queue]
     told = dict(zip(limits, gauges(board, limits), strict=True))
     holds = []
     for each, count in most.items():

@@ -37,7 +37,7 @@ from fairlane.scheduler.explain import no_service
 from fairlane.scheduler.snapshot import LaneTally
 from fairlane.stats.gates import Gauge, gauges, origin_of_weight
 from fairlane.stats.keys import HOUR, HOURS, KeyFigures, Minute, Span
-from fairlane.store.operators import JobFilter
+from fairlane.store.operators import JobFilter, find_jobs
 from fairlane.store.stats import Looking, Moment, Wanted
 from fairlane.store.stats_values import FlowWeight, KeySort, WorkerSeen, service_of
 
@@ -126,11 +126,9 @@ def lately(minutes: Iterable[Minute], now: Instant, before: int = RECENT) -> Min
     return reduce(Minute.and_also, (each for each in minutes if each.number >= first), Minute(first))
 
 
-def gauges_of(
-    moment: Moment, policies: Mapping[str, Policy], wanted: Mapping[str, Sequence[Wanted]]
-) -> Looking[dict[str, list[Gauge]]]:
+def gauges_of(moment: Moment, wanted: Mapping[str, Sequence[Wanted]]) -> Looking[dict[str, list[Gauge]]]:
     """By queue, a gauge for everything that was asked for, in that order."""
-    boards = yield from moment.boards(policies, wanted)
+    boards = yield from moment.boards(wanted)
     return {queue: gauges(boards[queue], asked) for queue, asked in wanted.items()}
 
 
@@ -376,7 +374,7 @@ def _key_at(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -> 
     running: list[JobRecord] = []
     for name in look.policies:
         asked = JobFilter(queue=name, state=State.RUNNING, keys=wanted, task=canonical.get("task"))
-        running += yield from moment.find_jobs(asked, SHOWN_JOBS)
+        running += (yield from find_jobs(asked, limit=SHOWN_JOBS)).jobs
     known = yield from explained(moment, queue, canonical)
     return OneKey(
         now=as_datetime(look.now),
@@ -528,7 +526,7 @@ def _views(moment: Moment, look: _Look, found: Sequence[Found]) -> Looking[list[
         asked.setdefault(queue, []).extend(passed)
         if figures.held_by:
             held.setdefault(queue, []).extend(passed)
-    told = yield from gauges_of(moment, look.policies, asked)
+    told = yield from gauges_of(moment, asked)
     gauges = {
         (queue, bound.name, key): gauge
         for queue, wanted in asked.items()

@@ -72,7 +72,7 @@ def _saturation(moment: Moment, policies: Mapping[str, Declared]) -> Looking[dic
     in_force = {name: declared.policy for name, declared in policies.items()}
     wanted = {name: [(bound, ()) for _, bound in policy.queue_gates] for name, policy in in_force.items()}
     found: dict[Labels, float] = {}
-    for name, gauges in (yield from gauges_of(moment, in_force, wanted)).items():
+    for name, gauges in (yield from gauges_of(moment, wanted)).items():
         for gauge, (bound, _) in zip(gauges, wanted[name], strict=True):
             _fuller(found, (whole_of(name), gauge.limit), gauge_view(gauge, bound).saturation)
     return found
@@ -133,7 +133,7 @@ def _waited_for(moment: Moment, claims: Sequence[Claim]) -> Looking[dict[UUID, s
     wanted: dict[str, dict[Wanted, None]] = {}
     for queue, limits in held.values():
         wanted.setdefault(queue, {}).update(dict.fromkeys(limits))
-    gauges = yield from gauges_of(moment, policies, {queue: list(each) for queue, each in wanted.items()})
+    gauges = yield from gauges_of(moment, {queue: list(each) for queue, each in wanted.items()})
     shut = {
         queue: [each for each, gauge in zip(asked, gauges[queue], strict=True) if gauge.room <= 0]
         for queue, asked in wanted.items()

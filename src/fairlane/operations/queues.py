@@ -93,7 +93,7 @@ def _look(moment: Moment, forwarded: Collection[str] | None, only: str | None = 
     figures = {each.queue: each for each in (yield from moment.survey(names))}
     minutes = yield from moment.minutes(names, now - SHOWN * MINUTE)
     wanted = {name: [(bound, ()) for _, bound in policies[name].policy.queue_gates] for name in names}
-    gauges = yield from gauges_of(moment, {name: policies[name].policy for name in names}, wanted)
+    gauges = yield from gauges_of(moment, wanted)
     seen = yield from moment.workers()
     return Look(now, policies, figures, minutes, gauges, worker_list(seen, now), seen, forwarded)
 

@@ -99,7 +99,7 @@ class Schedules(Section):
             hint = f"did you mean {similar[0]!r}?" if similar else f"there are: {', '.join(rows) or 'none'}"
             raise UnknownSchedule(f"there is no schedule {name!r}; {hint} (workers declare them when they start)")
         if not intent.dry_run and row.is_paused is not is_paused:
-            told = row.told()
+            told = row.declaration()
             next_at = recurrence_of(told["recurrence"]).next_after(time.wall)
             note = msgspec.structs.replace(intent.note(action), queue=told["queue"])
             changed = await store.run(schedules.amend_schedule(name, note, is_paused=is_paused, next_at=next_at))
@@ -116,7 +116,7 @@ class Schedules(Section):
 
 
 def _view(row: ScheduleRow, time: QueueTime, redactor: Redactor | None) -> ScheduleView:
-    told = row.told()
+    told = row.declaration()
     recurrence = recurrence_of(told["recurrence"])
     state = "orphaned" if row.is_orphaned(time.now) else "paused" if row.is_paused else "active"
     job = _job_to_come(row, told)

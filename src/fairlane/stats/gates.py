@@ -8,7 +8,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.policy.gates import GateState, Origin, Reason
-from fairlane.policy.keys import Keys, select, shared_gate_id
+from fairlane.policy.keys import Keys, select
 from fairlane.policy.limits import Limit
 from fairlane.policy.overrides import Override
 from fairlane.policy.policy import BoundLimit, Policy
@@ -59,13 +59,13 @@ class Ends(msgspec.Struct, frozen=True):
 
     releases: list[Release] = []
     lanes: dict[bytes, LaneKeys] = {}
-    """What their lanes are told apart by, where they are known."""
+    """The keys and priorities of their lanes, where they are known."""
     policy_since: Instant = 0
     shared: list[SharedRelease] = []
 
 
 class Came(msgspec.Struct, frozen=True):
-    """What arrivals that no claim has folded tell one gate."""
+    """What arrivals that no claim has folded change at one gate."""
 
     count: int = 0
     """Jobs, less those that ceased to wait."""
@@ -88,8 +88,8 @@ def board_now(
     ends: Ends = NO_ENDS,
     came: Mapping[bytes, Came] = NONE_CAME,
 ) -> Board:
-    """Gates as they are now: as they are stored, with everything folded that has ended since, and then with what
-    arrivals tell them, by gate. A gate that is wanted and that no store knows is new."""
+    """Gates as they are now: as they are stored, with everything folded that has ended since, and then with what has
+    arrived at each gate. A wanted gate that is not stored is new."""
     board = Board(policy, now, QueueRow(0.0, 0.0, 0, 0, 0.0))
     board.add_gates(gate for row in known if (gate := gate_of(policy, row)) is not None)
     for bound, key in wanted:
@@ -100,18 +100,13 @@ def board_now(
     for lane, (keys, priority) in ends.lanes.items():
         board.lanes[lane] = Lane(LaneRow(lane, flow.id, priority, keys, 0, 0, 0, 0, 0, None, 0.0), flow)
     fold_releases(board, ends.releases, ends.policy_since, 0.0)
-    for gate_id, told in came.items():
+    for gate_id, arrivals in came.items():
         if (gate := board.gates.get(gate_id)) is not None:
-            gate.resume(told.resumed)
-            gate.arrive(told.count)
-            if told.number is not None:
-                gate.bring(*told.number, policy, now)
+            gate.resume(arrivals.resumed)
+            gate.arrive(arrivals.count)
+            if arrivals.number is not None:
+                gate.bring(*arrivals.number, policy, now)
     return board
-
-
-def hears_arrivals(bound: BoundLimit) -> bool:
-    """Whether arrivals change gates of this limit: see `fold_arrivals`."""
-    return bound.limit.is_rung_by_arrivals or bound.from_job is not None
 
 
 def gauges(board: Board, wanted: Iterable[tuple[BoundLimit, Key]]) -> list[Gauge]:
@@ -125,28 +120,23 @@ def gauges(board: Board, wanted: Iterable[tuple[BoundLimit, Key]]) -> list[Gauge
         why = gate.limit.why(state, now)
         opens_at = gate.opens_at(now) if room <= 0 else None
         origin = origin_at(policy, gate.bound, key, gate.value)
-        said = (why.reason, why.used, why.bound, max(0, room), opens_at, why.words)
-        found.append(Gauge(gate.name, key, *said, gate.limit, origin, state))
+        values = (why.reason, why.used, why.bound, max(0, room), opens_at, why.words)
+        found.append(Gauge(gate.name, key, *values, gate.limit, origin, state))
     return found
 
 
 def gates_in_doubt(
-    policy: Policy, ends: Ends, ended: Iterable[Override] = (), resumed: Iterable[Key] = ()
-) -> dict[bytes, tuple[BoundLimit, Key]]:
-    """By id, gates of keys that may not be as the last claim has left them: somebody's claims have ended, places in
-    a sequence are free (`resumed`), an operator has stopped a key, or has had something changed until now (`ended`)."""
+    policy: Policy, ends: Ends, ended: Iterable[Override], resumed: Iterable[Key]
+) -> list[tuple[BoundLimit, Key]]:
+    """Gates of keys that may not be as the last claim has left them: claims have ended there, places in a sequence are
+    free (`resumed`), an operator has stopped a key, or has had something changed until now (`ended`)."""
     found = [*policy.stopped, *(place for each in ended if (place := policy.place_of(each)) is not None and place[1])]
     if policy.sequence is not None:
         found += [(policy.sequence, key) for key in resumed]
     for lane in {release.lane for release in ends.releases} & ends.lanes.keys():
         keys, priority = ends.lanes[lane]
         found += [(bound, select(bound.limit.by, keys, priority)) for _, bound in policy.gates_of(priority, keys)]
-    return holding(policy, found)
-
-
-def holding(policy: Policy, places: Iterable[tuple[BoundLimit, Key]]) -> dict[bytes, tuple[BoundLimit, Key]]:
-    """By id, those of these gates that can hold anybody back."""
-    return {policy.gate_of(*each): each for each in places if not each[0].limit.is_of_producers}
+    return found
 
 
 def is_in_doubt(gate: GateRow, now: Instant) -> bool:
@@ -158,15 +148,15 @@ def is_in_doubt(gate: GateRow, now: Instant) -> bool:
     return gate.in_flight > 0 or gate.tat > now or gate.value == 0
 
 
-def held_now(board: Board, gates: Iterable[bytes]) -> list[GateTally]:
-    """Of these gates, those that hold back whoever comes although nobody waits on them, and those that hold nobody back
-    although somebody does: no claim has looked since."""
-    told = []
-    for gate in (board.gates[each] for each in gates if each in board.gates):
+def held_now(board: Board, wanted: Iterable[tuple[BoundLimit, Key]]) -> list[GateTally]:
+    """Of these gates, those that would hold jobs back although nobody waits on them, and those that would hold none
+    back although somebody does: no claim has looked since."""
+    found = []
+    for gate in (board.gates[board.policy.gate_of(*each)] for each in wanted):
         is_shut = gate.room(board.now) <= 0
         if is_shut != (gate.waiting > 0):
-            told.append(GateTally(gate.name, gate.key, is_shut, 0))
-    return told
+            found.append(GateTally(gate.name, gate.key, is_shut, 0))
+    return found
 
 
 def first_shut(board: Board, priority: int, keys: Keys) -> Gate | None:
@@ -196,8 +186,3 @@ def origin_of_weight(policy: Policy, key: Sequence[str | None], *, is_brought: b
     if policy.fair.from_job is None:
         return Origin.POLICY
     return Origin.JOB if is_brought else Origin.DEFAULT
-
-
-def shared_gates_of(wanted: Iterable[tuple[BoundLimit, Key]]) -> list[bytes]:
-    """The shared gates behind these."""
-    return [shared_gate_id(bound.name, key) for bound, key in wanted if bound.is_shared]

@@ -1,4 +1,4 @@
-"""Stats: what the journal says, added up. Who waits and runs by key, how the last minutes and hours went.
+"""Stats: sums of the journal. What waits and runs by key, and how the last minutes and hours went.
 
 Nothing here takes part in a claim. Counts are sums of what claims did, so they agree with the lanes at every moment for
 which all tallies are in; a scope that a policy looks at for the first time is counted from the lanes once.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import attrgetter
+from operator import add, attrgetter
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from fairlane.clock import SECOND, Instant
 from fairlane.policy.keys import By, select
@@ -22,7 +22,7 @@ from fairlane.policy.limits import smoothed
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.journal import add_release
 from fairlane.scheduler.snapshot import GateTally, LaneRow, LaneTally, Release, Tally, UnseenLane
-from fairlane.stats.gates import Brought, Came, Ends, hears_arrivals
+from fairlane.stats.gates import Brought, Came, Ends
 
 MINUTE = 60 * SECOND
 HOUR = 3_600 * SECOND
@@ -34,8 +34,6 @@ DAY = HOURS * HOUR
 Key = tuple[str | None, ...]
 Place = tuple[By, Key]
 """A key among those of its scope."""
-NONE_HELD: Mapping[str, bool] = {}
-NONE_ARRIVED: tuple[int, Instant] = (0, 0)
 NO_NUMBER: tuple[float | None, int] = (None, 0)
 
 
@@ -67,7 +65,7 @@ class Span(msgspec.Struct, array_like=True, frozen=True, gc=False, rename={"numb
         return self.ended - self.lost
 
 
-class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
+class KeyFigures(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One key of a queue, or several that together are the scope of a limit or of turns."""
 
     by: By
@@ -89,6 +87,10 @@ class KeyFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The last day, the oldest first; hours in which nothing started or ended are left out."""
     minutes: tuple[Span, ...] = ()
     """The last hour, likewise."""
+
+    @property
+    def place(self) -> Place:
+        return self.by, self.key
 
     @property
     def ended(self) -> int:
@@ -156,7 +158,7 @@ class Minute(Span, array_like=False, frozen=True, kw_only=True):
 
     def and_also(self, other: Minute) -> Minute:
         return Minute(
-            *_counts(_added(self, other)),
+            *astuple(_added(self, other)),
             arrived=self.arrived + other.arrived,
             waited_longest=max(self.waited_longest, other.waited_longest),
             denied=dict(sorted((Counter(self.denied) + Counter(other.denied)).items())),
@@ -171,7 +173,7 @@ def _within(one: Within | None, other: Within | None) -> Within | None:
     return Within(min(one.first, other.first), max(one.last, other.last))
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class Held(msgspec.Struct, frozen=True):
     """How many keys a limit holds back, and how many jobs wait there."""
 
     keys: int = 0
@@ -189,44 +191,62 @@ class _Sum:
     held: dict[str, bool] = field(default_factory=dict)
     minutes: dict[int, Span] = field(default_factory=dict)
 
-    def add(self, told: LaneTally, at: Instant) -> None:
-        self.arrived += told.arrived
-        if told.arrived > 0 or told.newest:
-            self.arrived_at = max(self.arrived_at or 0, min(told.newest or at, at))
-        if told.started:
+    def add(self, lane: LaneTally, at: Instant, happened: Span) -> None:
+        self.arrived += lane.arrived
+        if lane.arrived > 0 or lane.newest:
+            self.arrived_at = max(self.arrived_at or 0, min(lane.newest or at, at))
+        if lane.started:
             self.started_at = at
-        if told.ended:
-            self.began_at = max(self.began_at or 0, told.latest) or None
-        if told.ended or told.started or told.unstarted:
-            minute = at // MINUTE
-            more = Span(minute, told.ended, told.failed, told.ran, told.started, told.waited, told.unstarted, told.lost)
-            known = self.minutes.get(minute)
-            self.minutes[minute] = more if known is None else _added(known, more)
+        if lane.ended:
+            self.began_at = max(self.began_at or 0, lane.latest) or None
+        if lane.ended or lane.started or lane.unstarted:
+            known = self.minutes.get(happened.number)
+            self.minutes[happened.number] = happened if known is None else _added(known, happened)
 
 
 class Sums:
     """The sum of the tallies of one queue, in the order of its claims."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+        self.policy = policy
         self._keys: defaultdict[Place, _Sum] = defaultdict(_Sum)
         self._minutes: dict[int, Minute] = {}
 
-    def add(self, told: Tally) -> None:
-        for lane in told.lanes:
-            for by in self._policy.scopes:
-                self._keys[by, select(by, lane.keys, lane.priority)].add(lane, told.at)
-        for gate in told.gates:
-            place = place_of_gate(self._policy, gate.limit, gate.key)
+    def add(self, tally: Tally) -> None:
+        number = tally.at // MINUTE
+        total = Span(number)
+        for lane in tally.lanes:
+            happened = Span(
+                number, lane.ended, lane.failed, lane.ran, lane.started, lane.waited, lane.unstarted, lane.lost
+            )
+            total = _added(total, happened)
+            for by in self.policy.scopes:
+                self._keys[by, select(by, lane.keys, lane.priority)].add(lane, tally.at, happened)
+        denied: Counter[str] = Counter()
+        for gate in tally.gates:
+            denied[gate.limit] += gate.denied
+        self.hold(tally.gates)
+        minute = Minute(
+            *astuple(total),
+            arrived=sum(lane.arrived for lane in tally.lanes if lane.arrived > 0),
+            waited_longest=tally.waited_longest,
+            denied=dict(+denied),
+            claimed_in=Within(tally.at, tally.at) if total.claimed else None,
+            ended_in=Within(tally.at, tally.at) if total.ended else None,
+        )
+        known = self._minutes.get(number)
+        self._minutes[number] = minute if known is None else known.and_also(minute)
+
+    def hold(self, gates: Iterable[GateTally]) -> None:
+        """Take in what has become of gates."""
+        for gate in gates:
+            place = place_of_gate(self.policy, gate.limit, gate.key)
             if place is not None:
                 self._keys[place].held[gate.limit] = gate.is_held
-        minute = _minute(told)
-        known = self._minutes.get(minute.number)
-        self._minutes[minute.number] = minute if known is None else known.and_also(minute)
 
     @property
     def places(self) -> list[Place]:
-        """The keys that the tallies mention."""
+        """The keys of which more has changed than that jobs came which no claim has seen."""
         return list(self._keys)
 
     @property
@@ -238,35 +258,34 @@ class Sums:
         """The last day of the queue, hour by hour, given what is known of it."""
         return _since(_together(known, _in_hours(self._minutes.values())), now // HOUR - HOURS)
 
-    def applied_to(
-        self, known: Mapping[Place, KeyFigures], now: Instant, places: Iterable[Place] | None = None
-    ) -> list[KeyFigures]:
-        """Every key that they concern, or some of them, as it is after them."""
-        return [self.applied_at(place, known.get(place), now) for place in (self._keys if places is None else places)]
+    def over_minutes(self, known: Iterable[Minute]) -> list[Minute]:
+        """Minutes as they are now, in their order, given what is known of them."""
+        sums = {each.number: each for each in known}
+        for number, each in self._minutes.items():
+            sums[number] = sums.get(number, Minute(number)).and_also(each)
+        return [sums[number] for number in sorted(sums)]
 
-    def applied_at(
-        self,
-        place: Place,
-        known: KeyFigures | None,
-        now: Instant,
-        arrived: tuple[int, Instant] = NONE_ARRIVED,
-        held_now: Mapping[str, bool] = NONE_HELD,
-    ) -> KeyFigures:
-        """One key as it is after them, and after what no claim has told of: jobs came, or its gates have changed."""
-        told, known = self._keys.get(place) or _Sum(), known or KeyFigures(by=place[0], key=place[1])
-        came, newest = arrived
-        sums = reduce(_added, told.minutes.values(), Span(0))
-        waiting = max(0, known.waiting + told.arrived + came - sums.claimed)
+    def over(self, known: Iterable[KeyFigures], now: Instant, places: Iterable[Place]) -> list[KeyFigures]:
+        """These keys as they are now, given what is known of them."""
+        stored = {each.place: each for each in known}
+        return [self._over(place, stored.get(place), now) for place in places]
+
+    def came(self, place: Place) -> tuple[int, Instant]:
+        """How many jobs of a key came that no claim has seen, and when the last of them did."""
+        return 0, 0
+
+    def _over(self, place: Place, known: KeyFigures | None, now: Instant) -> KeyFigures:
+        change, known = self._keys.get(place) or _Sum(), known or KeyFigures(by=place[0], key=place[1])
+        came, newest = self.came(place)
+        sums = reduce(_added, change.minutes.values(), Span(0))
+        waiting = max(0, known.waiting + change.arrived + came - sums.claimed)
         running = max(0, known.running + sums.claimed - sums.ended - sums.unstarted)
-        held = {*known.held_by}
-        for said in (told.held, held_now):
-            held |= {limit for limit, is_held in said.items() if is_held}
-            held -= {limit for limit, is_held in said.items() if not is_held}
+        held = {*known.held_by, *change.held} - {limit for limit, is_held in change.held.items() if not is_held}
         run_time = known.run_time
         if sums.timed:
             run_time = smoothed(run_time, sums.ran / sums.timed / SECOND, sums.timed)
-        started_at = told.started_at or known.started_at
-        began_at = max(known.began_at or 0, told.began_at or 0) or None
+        started_at = change.started_at or known.started_at
+        began_at = max(known.began_at or 0, change.began_at or 0) or None
         if not running and (began_at or sums.unstarted):
             started_at = began_at  # whatever else was claimed since was given back
         return replace(
@@ -274,12 +293,12 @@ class Sums:
             waiting=waiting,
             running=running,
             held_by=tuple(sorted(held)) if waiting else (),
-            arrived_at=max(known.arrived_at or 0, told.arrived_at or 0, min(newest, now)) or None,
+            arrived_at=max(known.arrived_at or 0, change.arrived_at or 0, min(newest, now)) or None,
             started_at=started_at,
             began_at=began_at,
             run_time=run_time,
-            hours=_together(known.hours, _in_hours(told.minutes.values())),
-            minutes=_together(known.minutes, told.minutes.values()),
+            hours=_together(known.hours, _in_hours(change.minutes.values())),
+            minutes=_together(known.minutes, change.minutes.values()),
         ).at(now)
 
 
@@ -291,63 +310,45 @@ class Unseen(msgspec.Struct, frozen=True):
     oldest: Instant | None = None
     """Since when the first of them is ready."""
     events: int = 0
+    given: Sequence[tuple[Mapping[str, float], int]] = ()
+    """The numbers that these jobs brought, however many brought the same; each with the latest job that did."""
     resumed: Mapping[Key, int] = {}
     """By key of the queue's sequence, the places in it that are free again: of jobs that came, and of those that are
     due."""
 
 
-class Recent:
-    """What is not in the stored stats of a queue: claims that nobody has added up, and what no claim has seen."""
+class Recent(Sums):
+    """What the stored stats of a queue lack: claims that nobody has added up, and what no claim has seen."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        told: Iterable[Tally],
-        unseen: Unseen,
-        ends: Ends,
-        now: Instant,
-        given: Sequence[tuple[Mapping[str, float], int]] = (),
-    ) -> None:
+    def __init__(self, policy: Policy, now: Instant, tallies: Sequence[Tally], unseen: Unseen, ends: Ends) -> None:
+        super().__init__(policy)
         self.now = now
         self.unseen = unseen
-        self.given = given
-        """The numbers that unseen jobs brought, however many brought the same; each with the latest that did."""
         self.ends = ends
         self.lanes: list[UnseenLane] | None = None if unseen.events else []
-        """What is unseen, by lane; `None`: nobody has asked for it yet."""
-        self._policy = policy
+        """What is unseen, by lane; `None`: it was not loaded yet."""
         self._arrived: dict[By, dict[Key, int]] = {}
         self._newest: dict[By, dict[Key, Instant]] = {}
         self._brought: dict[str, Brought] = {}
-        self._held: dict[Place, dict[str, bool]] = {}
-        self._sums = Sums(policy)
-        self.claims = 0
-        for tally in told:
-            self._sums.add(tally)
-            self.claims += 1
+        self.claims = len(tallies)
+        for tally in tallies:
+            self.add(tally)
         for release in ends.releases:
             if (lane := ends.lanes.get(release.lane)) is not None:
-                told_of = LaneTally(*lane)
-                add_release(told_of, release)
-                self._sums.add(Tally(ended_at(release, now), 0, 0, [told_of], []))
+                ended = LaneTally(*lane)
+                add_release(ended, release)
+                self.add(Tally(ended_at(release, now), 0, 0, [ended], []))
 
     @property
     def ended(self) -> int:
         """Claims that have ended, and that no claim has seen."""
         return sum(each.ended + each.unstarted for each in self.ends.releases)
 
-    def hold(self, gates: Iterable[GateTally]) -> None:
-        """Take in what has become of gates since the last claim."""
-        for gate in gates:
-            place = place_of_gate(self._policy, gate.limit, gate.key)
-            if place is not None:
-                self._held.setdefault(place, {})[gate.limit] = gate.is_held
-
     def arrived(self, by: By) -> Mapping[Key, int]:
         """By key, the jobs that came and that no claim has seen."""
         found = self._arrived.get(by)
         if found is None:
-            assert self.lanes is not None, "unseen lanes are asked for first"
+            assert self.lanes is not None, "unseen lanes are loaded first"
             found = self._arrived[by] = {}
             newest = self._newest[by] = {}
             for lane in self.lanes:
@@ -356,67 +357,71 @@ class Recent:
                 newest[key] = max(newest.get(key, 0), lane.newest)
         return found
 
+    def came(self, place: Place) -> tuple[int, Instant]:
+        by, key = place
+        return self.arrived(by).get(key, 0), self._newest[by].get(key, 0)
+
     def brought(self, name: str, by: By) -> Brought:
         """By key of a scope, the number of this name that the last of the unseen jobs has brought."""
         if name not in self._brought:
+            assert self.lanes is not None or not by, "unseen lanes are loaded first"
+            given: Iterable[tuple[Key, Mapping[str, float], int]] = [((), *each) for each in self.unseen.given]
+            if by:
+                lanes = [each for each in self.lanes or () if each.given]
+                given = [(select(by, each.keys, each.priority), each.given or {}, each.given_by) for each in lanes]
             found = self._brought[name] = {}
-            for key, given, given_by in self._given_by_key(by):
-                if name in given and given_by > found.get(key, NO_NUMBER)[1]:
-                    found[key] = (given[name], given_by)
+            for key, numbers, given_by in given:
+                if name in numbers and given_by > found.get(key, NO_NUMBER)[1]:
+                    found[key] = (numbers[name], given_by)
         return self._brought[name]
 
-    def _given_by_key(self, by: By) -> Iterator[tuple[Key, Mapping[str, float], int]]:
-        if not by:
-            yield from (((), *each) for each in self.given)
-            return
-        assert self.lanes is not None, "unseen lanes are asked for first"
-        for lane in self.lanes:
-            if lane.given:
-                yield select(by, lane.keys, lane.priority), lane.given, lane.given_by
+    def numbers_given(self, bound: BoundLimit) -> list[float]:
+        """The different numbers that unseen jobs brought for a limit."""
+        if bound.from_job is None:
+            return []
+        return [given[bound.name] for given, _ in self.unseen.given if bound.name in given]
 
-    def tells(self, bound: BoundLimit) -> bool:
-        """Whether what is unseen may change gates of this limit."""
+    def _changes(self, bound: BoundLimit) -> bool:
+        """Whether what is unseen may change gates of this limit: see `fold_arrivals`."""
         if bound.from_job is not None:
-            return any(bound.name in given for given, _ in self.given)
-        return hears_arrivals(bound) and (self.unseen.events > 0 or bool(self.unseen.resumed))
+            return bool(self.numbers_given(bound))
+        return bound.limit.is_rung_by_arrivals and (self.unseen.events > 0 or bool(self.unseen.resumed))
+
+    def needs_lanes(self, bound: BoundLimit) -> bool:
+        """Whether `came_to` looks at the unseen lanes."""
+        is_counted = bound.from_job is not None or bound.limit.is_of_producers
+        return bool(bound.limit.by) and is_counted and self._changes(bound)
 
     def came_to(self, bound: BoundLimit, key: Key) -> Came:
-        """What is unseen tells one gate. Of a key, the unseen lanes are known, if `needs_lanes`."""
+        """How what is unseen changes one gate. The unseen lanes are known, if the limit `needs_lanes`."""
         by = bound.limit.by
+        if not self._changes(bound):
+            return Came()
         if bound.from_job is not None:
             return Came(number=self.brought(bound.name, by).get(key))
         if bound.limit.is_of_producers:
             return Came(count=self.arrived(by).get(key, 0) if by else self.unseen.ready)
         return Came(resumed=self.unseen.resumed.get(key, 0))
 
-    def needs_lanes(self, bound: BoundLimit) -> bool:
-        """Whether `came_to` looks at the unseen lanes."""
-        is_counted = bound.from_job is not None or bound.limit.is_of_producers
-        return bool(bound.limit.by) and is_counted and self.tells(bound)
-
-    def stopped(self, policy: Policy) -> list[tuple[BoundLimit, Key]]:
-        """Of the keys of unseen jobs, those that a number of 0 stops. Their lanes are known, if `may_be_stopped`."""
+    @property
+    def stops(self) -> list[BoundLimit]:
+        """The limits of keys that may stop keys of unseen jobs with a number of 0."""
         return [
-            (bound, key)
-            for bound in policy.keyed_limits
-            if self._may_stop(bound)
-            for numbers in (self.brought(bound.name, bound.limit.by) if bound.from_job else {},)
-            for key in self.arrived(bound.limit.by)
-            if policy.is_stopped(bound, key, numbers.get(key, NO_NUMBER)[0])
+            bound
+            for bound in self.policy.keyed_limits
+            if self.unseen.events > 0 and (bound.is_stop or any(map(bound.is_stop_with, self.numbers_given(bound))))
         ]
 
-    def may_be_stopped(self, policy: Policy) -> bool:
-        """Whether a number of 0 may hold for keys of unseen jobs."""
-        return any(map(self._may_stop, policy.keyed_limits))
-
-    def _may_stop(self, bound: BoundLimit) -> bool:
-        given = (given[bound.name] for given, _ in self.given if bound.from_job is not None and bound.name in given)
-        return self.unseen.events > 0 and (bound.is_stop or any(map(bound.is_stop_with, given)))
-
-    def _came(self, place: Place) -> tuple[int, Instant]:
-        """How many jobs of a key came that no claim has seen, and when the last of them did."""
-        by, key = place
-        return self.arrived(by).get(key, 0), self._newest[by].get(key, 0)
+    def stopped(self) -> list[tuple[BoundLimit, Key]]:
+        """Of the keys of unseen jobs, those that a number of 0 stops. Their lanes are known, if anything `stops`."""
+        found: list[tuple[BoundLimit, Key]] = []
+        for bound in self.stops:
+            numbers = self.brought(bound.name, bound.limit.by) if bound.from_job else {}
+            keys = self.arrived(bound.limit.by)
+            found += [
+                (bound, key) for key in keys if self.policy.is_stopped(bound, key, numbers.get(key, NO_NUMBER)[0])
+            ]
+        return found
 
     def lanes_over(self, left: Iterable[LaneRow], flow: Key) -> list[LaneRow]:
         """The lanes of a flow, by its key, as they are now, given how the last claim has left them."""
@@ -428,36 +433,11 @@ class Recent:
             running = max(0, lane.in_flight - ended.get(lane.id, 0))
             lanes[place] = replace(lane, in_flight=running)
         for came in self.lanes or ():
-            if self._policy.flow_key(came.priority, came.keys) == flow:
+            if self.policy.flow_key(came.priority, came.keys) == flow:
                 place = (came.priority, *sorted(came.keys.items()))
                 lane = lanes.get(place) or LaneRow(b"", b"", came.priority, came.keys, 0, 0, 0, 0, 0, None, 0.0)
                 lanes[place] = replace(lane, ready=lane.ready + came.arrived)
         return list(lanes.values())
-
-    @property
-    def places(self) -> list[Place]:
-        """The keys of which more has changed than that jobs came."""
-        return list(dict.fromkeys((*self._sums.places, *self._held)))
-
-    def over(self, known: Iterable[KeyFigures], places: Iterable[Place] | None = None) -> list[KeyFigures]:
-        """These keys as they are now, or all of `places`, given what is stored of them."""
-        stored = {(each.by, each.key): each for each in known}
-        return [
-            self._sums.applied_at(place, stored.get(place), self.now, self._came(place), held)
-            for place in (self.places if places is None else places)
-            for held in (self._held.get(place, {}),)
-        ]
-
-    def over_hours(self, known: Iterable[Span]) -> tuple[Span, ...]:
-        """The last day of the queue as it is now, hour by hour."""
-        return self._sums.over_hours(known, self.now)
-
-    def over_minutes(self, known: Iterable[Minute]) -> list[Minute]:
-        """Minutes as they are now, in their order."""
-        sums = {each.number: each for each in known}
-        for each in self._sums.minutes:
-            sums[each.number] = sums.get(each.number, Minute(each.number)).and_also(each)
-        return [sums[minute] for minute in sorted(sums)]
 
 
 def ended_at(release: Release, now: Instant) -> Instant:
@@ -488,52 +468,18 @@ def _since(spans: tuple[Span, ...], oldest: int) -> tuple[Span, ...]:
 
 def _in_hours(minutes: Iterable[Span]) -> list[Span]:
     """Minutes, each as what happened in its hour."""
-    return [Span(each.number * MINUTE // HOUR, *_counts(each)[1:]) for each in minutes]
-
-
-def _counts(span: Span) -> Sequence[int]:
-    return msgspec.structs.astuple(span)[:8]
+    return [Span(each.number * MINUTE // HOUR, *astuple(each)[1:8]) for each in minutes]
 
 
 def _added(one: Span, other: Span) -> Span:
-    return Span(
-        one.number,
-        one.ended + other.ended,
-        one.failed + other.failed,
-        one.ran + other.ran,
-        one.claimed + other.claimed,
-        one.waited + other.waited,
-        one.unstarted + other.unstarted,
-        one.lost + other.lost,
-    )
+    return Span(one.number, *map(add, astuple(one)[1:8], astuple(other)[1:8]))
 
 
-def _minute(told: Tally) -> Minute:
-    denied: Counter[str] = Counter()
-    for gate in told.gates:
-        denied[gate.limit] += gate.denied
-    claimed = sum(lane.started for lane in told.lanes)
-    ended = sum(lane.ended for lane in told.lanes)
-    return Minute(
-        told.at // MINUTE,
-        ended,
-        sum(lane.failed for lane in told.lanes),
-        sum(lane.ran for lane in told.lanes),
-        claimed,
-        told.waited,
-        sum(lane.unstarted for lane in told.lanes),
-        sum(lane.lost for lane in told.lanes),
-        arrived=sum(lane.arrived for lane in told.lanes if lane.arrived > 0),
-        waited_longest=told.waited_longest,
-        denied=dict(+denied),
-        claimed_in=Within(told.at, told.at) if claimed else None,
-        ended_in=Within(told.at, told.at) if ended else None,
-    )
-
-
-def count_lanes(scopes: Sequence[By], lanes: Iterable[LaneRow]) -> dict[Place, tuple[int, int]]:
-    """How many jobs wait and run, by key of these scopes: counted anew, for whoever has no figures yet."""
-    counted: dict[Place, tuple[int, int]] = {}
+def count_lanes(
+    scopes: Sequence[By], lanes: Iterable[LaneRow], counted: dict[Place, tuple[int, int]] | None = None
+) -> dict[Place, tuple[int, int]]:
+    """How many jobs wait and run, by key of these scopes, added to what is `counted` already."""
+    counted = {} if counted is None else counted
     for lane in lanes:
         for by in scopes:
             place = (by, select(by, lane.keys, lane.priority))
@@ -548,21 +494,15 @@ def place_of_gate(policy: Policy, limit: str, key: Sequence[str | None]) -> Plac
     return (bound.limit.by, tuple(key)) if bound is not None and bound.limit.by else None
 
 
-def still_held(policy: Policy, figures: KeyFigures) -> KeyFigures:
-    """A key without the limits that are no more. A pause may always come back."""
-    held_by = tuple(name for name in figures.held_by if policy.bound_named(name) is not None)
-    return replace(figures, held_by=held_by)
-
-
-def changes_of_held(before: Iterable[KeyFigures], after: Iterable[KeyFigures]) -> dict[str, Held]:
-    """By how much the numbers of those that each limit holds back have changed."""
-    changed: dict[str, Held] = {}
-    for sign, figures in ((-1, before), (1, after)):
-        for each in figures:
-            for limit in each.held_by:
-                known = changed.get(limit, Held())
-                changed[limit] = Held(known.keys + sign, known.jobs + sign * each.waiting)
-    return {limit: held for limit, held in changed.items() if held.keys or held.jobs}
+def held_by_limit(keys: Iterable[tuple[Sequence[str], int]]) -> dict[str, Held]:
+    """By limit, how many keys it holds back, given which limits hold each key and how many jobs wait there."""
+    counts: Counter[str] = Counter()
+    jobs: Counter[str] = Counter()
+    for limits, waiting in keys:
+        for limit in limits:
+            counts[limit] += 1
+            jobs[limit] += waiting
+    return {limit: Held(count, jobs[limit]) for limit, count in counts.items()}
 
 
 def jobs_held(waiting: Mapping[Place, int]) -> int:
@@ -578,7 +518,7 @@ def jobs_held(waiting: Mapping[Place, int]) -> int:
     for by in sorted(held, key=lambda by: (len(by), by)):
         around = [other for other in wider if set(other) <= set(by)]
         for key, count in held[by].items():
-            values = dict(zip(by, key, strict=True))
+            values = dict(zip(by, key, strict=True)) if around else {}
             if not any(tuple(values[name] for name in other) in held[other] for other in around):
                 jobs += count
         wider.append(by)

@@ -9,21 +9,20 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.policy.overrides import Amendment, Override
+from fairlane.policy.overrides import Amendment
 from fairlane.scheduler.rebuild import Miscount
 from fairlane.store.procedures import Procedure, query
+from fairlane.store.rows import encode
 
 if TYPE_CHECKING:
     from fairlane.store.operators import Handled
 
-TARGET = 5
-"""Its place in a row."""
 LAST_ENTRY = 1 << 62
-"""What lies behind every entry."""
+"""Greater than the id of every entry."""
 EXPIRY = "expiry"
-"""Who ends an override whose time has come."""
+"""The actor of overrides that end when their time has come."""
 UPKEEP = "upkeep"
-"""Who goes on with what an operator has begun and left."""
+"""The actor of maintenance: corrected counts, and changes that an operator began and workers finish."""
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +35,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     queue: str | None = None
     """Of an action on jobs, where all of them are of one queue."""
     about: str = ""
-    """Of an action on jobs: which, in the words of whoever asked for it."""
+    """Of an action on jobs: a description of the selected jobs, as the operator gave it."""
     act: UUID | None = None
     """What the transactions of one action on many jobs have in common: together they are one entry."""
     part: int = 0
@@ -44,7 +43,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 RECOUNT = Note(actor=UPKEEP, action="recount")
-"""Who counts gates anew that did not count what ran."""
+"""For gates that are counted again because their count was wrong."""
 MOST_NAMED = 100
 """Gates that one entry names."""
 
@@ -64,11 +63,11 @@ class AuditEntry(msgspec.Struct, frozen=True):
 
 
 def describe_amendments(amendments: Sequence[Amendment]) -> tuple[str, str | None, str | None]:
-    """What one action changed, before and after, as the audit keeps it: what partitions have in common is told once."""
-    before = tuple(dict.fromkeys(each for amendment in amendments for each in amendment.before))
-    after = tuple(dict.fromkeys(each for amendment in amendments for each in amendment.after))
+    """What one action changed, before and after, as the audit keeps it; what partitions have in common, only once."""
+    before = list(dict.fromkeys(each for amendment in amendments for each in amendment.before))
+    after = list(dict.fromkeys(each for amendment in amendments for each in amendment.after))
     target = "; ".join(dict.fromkeys(each.describe(has_ended=not after) for each in after or before))
-    return target, _encoded(before), _encoded(after)
+    return target, encode(before) if before else None, encode(after) if after else None
 
 
 def describe_miscounts(found: Sequence[Miscount]) -> tuple[str, str, str]:
@@ -77,23 +76,17 @@ def describe_miscounts(found: Sequence[Miscount]) -> tuple[str, str, str]:
     named = found[:MOST_NAMED]
     before = [{"limit": each.limit, "key": each.key, "in_flight": each.counted} for each in named]
     after = [{"limit": each.limit, "key": each.key, "in_flight": each.running} for each in named]
-    return target, msgspec.json.encode(before).decode(), msgspec.json.encode(after).decode()
-
-
-def describe_handled(handled: Sequence[Handled]) -> tuple[int, str] | None:
-    """How many jobs one action touched, and in which state each of them was; `None`: it touched none."""
-    touched = {str(each.job): str(each.was) for each in handled if each.skipped is None}
-    replaced = {str(each.replaced): f"cancelled for {each.job}" for each in handled if each.replaced is not None}
-    return (len(touched), msgspec.json.encode(touched | replaced).decode()) if touched else None
+    return target, encode(before), encode(after)
 
 
 def entry_of(row: Sequence[Any]) -> AuditEntry:
     """A row of the audit, its target in words; of an action on jobs, how many there were in all of its parts."""
     *fields, jobs = row
-    if jobs is not None:
-        about = fields[TARGET]
-        fields[TARGET] = f"{jobs:,} job{'s' * (jobs != 1)}{f': {about}' if about else ''}"
-    return AuditEntry(*fields)
+    entry = AuditEntry(*fields)
+    if jobs is None:
+        return entry
+    about = f": {entry.target}" if entry.target else ""
+    return msgspec.structs.replace(entry, target=f"{jobs:,} job{'s' * (jobs != 1)}{about}")
 
 
 def record(
@@ -106,17 +99,14 @@ def record(
     jobs: int | None = None,
 ) -> Procedure[None]:
     """Leave an entry in the audit."""
-    said = (note.actor, note.action, queue, target, before, after, note.reason)
-    yield query("insert_audit", now, *said, note.act, note.part, jobs)
+    values = (note.actor, note.action, queue, target, before, after, note.reason)
+    yield query("insert_audit", now, *values, note.act, note.part, jobs)
 
 
 def record_jobs(note: Note | None, now: Instant | None, handled: Sequence[Handled]) -> Procedure[None]:
     """The same for an action on jobs: those that it touched, with the state they were in."""
-    told = describe_handled(handled)
-    if note is not None and told is not None:
-        count, before = told
-        yield from record(note, now, note.queue, note.about, before, None, count)
-
-
-def _encoded(overrides: tuple[Override, ...]) -> str | None:
-    return msgspec.json.encode(overrides).decode() if overrides else None
+    touched = {str(each.job): str(each.was) for each in handled if each.skipped is None}
+    replaced = {str(each.replaced): f"cancelled for {each.job}" for each in handled if each.replaced is not None}
+    if note is not None and touched:
+        before = encode(touched | replaced)
+        yield from record(note, now, note.queue, note.about, before, None, len(touched))

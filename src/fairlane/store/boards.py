@@ -144,7 +144,8 @@ class Raced(Exception):
 
 
 class Boards:
-    """Boards of queues. All together they hold some `MOST_RESIDENT` keys; whoever was not used for the longest goes."""
+    """Boards of queues. Together they hold about `MOST_RESIDENT` keys; the least recently used
+    boards are dropped first."""
 
     def __init__(self) -> None:
         self._boards: dict[int, ResidentBoard] = {}
@@ -154,12 +155,12 @@ class Boards:
         return self._boards.get(queue)
 
     def put(self, queue: int, board: ResidentBoard) -> None:
-        """This one is true, as of now."""
+        """Keep a board that is correct as of now."""
         self._boards.pop(queue, None)
         self._boards[queue] = board
 
     def drop(self, queue: int) -> None:
-        """Forget a board: whether it is true, nobody knows."""
+        """Forget a board that may be wrong."""
         self._boards.pop(queue, None)
         self._bytes.pop(queue, None)
 
@@ -197,7 +198,7 @@ LAST_WITHIN = 5.0
 
 class Checkpoints:
     """Has the tables written by `write`, which is given the number of a queue. Where somebody has claimed, `add_up` is
-    given it after that: perhaps no worker is there to add up what claims have told."""
+    given it after that: there may be no worker to add up the tallies of claims."""
 
     def __init__(
         self, boards: Boards, write: Callable[[int], Awaitable[None]], add_up: Callable[[int], Awaitable[None]]
@@ -238,7 +239,7 @@ class Checkpoints:
             except (StoreUnavailable, StoreLost) as error:
                 log.warning("the board of a queue could not be checkpointed (%s); the next claim tries again", error)
                 return
-            except SchemaTooNew:  # whoever writes this journal now has all that we have
+            except SchemaTooNew:  # the process that writes this journal now has all that we have
                 self._boards.drop(queue)
             except Exception:
                 log.exception("the board of a queue could not be checkpointed; the next claim tries again")

@@ -1,7 +1,7 @@
 """What callers give as their transaction: a driver's connection, or what an ORM or a framework wraps around one.
 
-Statements always go to the driver's own connection, which a store knows how to ask. Nothing is imported here: whoever
-has such an object has loaded its package already.
+Statements always go to the driver's own connection, which a store knows how to ask. Nothing is imported here: a
+caller that has such an object has loaded its package already.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DRIVERS = {
     "PostgreSQL": "an asyncpg or psycopg connection, or one of SQLAlchemy or Django over these",
     "SQLite": "a sqlite3 or aiosqlite connection, or one of SQLAlchemy or Django over these",
 }
-"""What each store can use, for those who give something else."""
+"""What each store accepts, for error messages."""
 BEGIN = "select 1"
 """SQLAlchemy begins with the first statement that it sees; those of a store go past it."""
 
@@ -54,7 +54,9 @@ def refuse_in_blocking_call(tx: Any) -> None:
 
 async def _of_async_sqlalchemy(connection: Any) -> Any:
     driver = (await connection.get_raw_connection()).driver_connection
-    if not connection.in_transaction() or _is_idle(driver):
+    # SQLAlchemy tells asyncpg to begin as late as it can.
+    is_idle = is_a(driver, "asyncpg", "Connection") and not driver.is_in_transaction()
+    if is_idle or not connection.in_transaction():
         await connection.exec_driver_sql(BEGIN)
     return driver
 
@@ -71,11 +73,6 @@ def _of_blocking(tx: Any) -> Any:
     if is_a(tx, "django.db.backends.base.base", "BaseDatabaseWrapper"):
         return _of_django(tx)
     return tx
-
-
-def _is_idle(driver: Any) -> bool:
-    """SQLAlchemy tells asyncpg to begin as late as it can."""
-    return is_a(driver, "asyncpg", "Connection") and not driver.is_in_transaction()
 
 
 def _of_django(connection: Any) -> Any:

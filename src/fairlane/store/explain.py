@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 from uuid import UUID
 
 from fairlane.job import State
@@ -47,6 +46,16 @@ def facts_about(subject: Subject, lanes: Sequence[bytes]) -> Procedure[Facts]:
     next_up = (yield Each("select_ids", [(start.head.ref,) for start in plan.starts])) if plan.starts else ()
     running = yield query("select_running_of_queue", number, RUNNING)
     ahead, flows_ahead = yield from _count_ahead(number, subject, snapshot.queue, examined, board)
+    lane = sequence_lane(snapshot.policy, subject)
+    kept = [
+        Holder(uuid_of(job), task, level, decode_keys(keys), None, due, due)
+        for job, task, level, keys, due in (
+            (yield query("select_kept_places", number, lane, RUNNING)) if lane is not None else ()
+        )
+    ]
+    ahead_in: dict[bytes, int] = {}
+    for other in examined.siblings if subject.state is State.READY else ():
+        ahead_in[other.id] = yield from value("count_ahead", other.id, other.floor, subject.position, COUNTED_BESIDE)
     return Facts(
         subject,
         snapshot.policy,
@@ -61,11 +70,11 @@ def facts_about(subject: Subject, lanes: Sequence[bytes]) -> Procedure[Facts]:
         ahead,
         flows_ahead,
         [uuid_of(job) for (job,) in next_up],
-        (yield from _kept(number, sequence_lane(snapshot.policy, subject))),
+        kept,
         subject.job is not None and bool((yield from value("is_forced", subject.job))),
         miscounts=(yield from miscounts_at(queue, snapshot.policy, examined.full, RUNNING)),
         parked=parked,
-        ahead_in=(yield from _ahead_in(subject, examined)),
+        ahead_in=ahead_in,
     )
 
 
@@ -79,13 +88,6 @@ def _peek(queue: str, lanes: Sequence[bytes]) -> Procedure[tuple[ResidentBoard, 
     if board.policy is not policy:
         board.rebind(policy)
     return board, (yield from answered(queue, board.snapshot(events, NEXT_UP, lanes)))
-
-
-def _kept(queue: int, lane: bytes | None) -> Procedure[list[Holder]]:
-    found = () if lane is None else (yield query("select_kept_places", queue, lane, RUNNING))
-    return [
-        Holder(uuid_of(job), task, level, decode_keys(keys), None, due, due) for job, task, level, keys, due in found
-    ]
 
 
 def _count_ahead(
@@ -102,10 +104,3 @@ def _count_ahead(
     cursor, turn = (state.cursor, state.cursor_tie), (examined.turn, flow.tie)
     unchanged = yield Some("select_flows_between", (queue, *cursor, *turn), COUNTED, board.changed[0])
     return ahead, min(COUNTED, len(unchanged) + board.changed_flows_before(cursor, turn))
-
-
-def _ahead_in(subject: Subject, examined: Examined) -> Procedure[dict[bytes, int]]:
-    found: dict[bytes, Any] = {}
-    for lane in examined.siblings if subject.state is State.READY else ():
-        found[lane.id] = yield from value("count_ahead", lane.id, lane.floor, subject.position, COUNTED_BESIDE)
-    return found

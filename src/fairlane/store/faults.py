@@ -1,7 +1,7 @@
-"""What an error of the database means for whoever asked. Every store decides by these tables, and nowhere else.
+"""What an error of the database means for the caller. Every store decides by these tables, and nowhere else.
 
-Generous by default: only what is known to be the fault of the program ends what it was doing. Everything else, what
-nobody has ever seen included, is an outage: worker loops wait and ask again, and callers get `StoreUnavailable`.
+Generous by default: only an error that is known to be the fault of the program is raised as such. Everything else,
+unknown errors included, is an outage: worker loops wait and ask again, and callers get `StoreUnavailable`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ REMEDIES = {
     "53": "free connections, memory or disk space on the server, or raise its limits",
     "53100": "make room on the server's disk",
     "53300": "close other connections, or raise max_connections",
-    "55": "wait for whoever is in the way, then try again",
+    "55": "wait until the session that is in the way has ended, then try again",
     "55000": "the database may not accept connections: alter database … allow_connections true",
     "55P03": "another session holds a lock for longer than lock_timeout: end it, or raise the timeout",
     "57": "wait until the server is up, then try again",

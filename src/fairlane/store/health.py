@@ -1,4 +1,4 @@
-"""What a store knows of its own condition, for whoever looks for what is wrong. Looking changes nothing."""
+"""What a store knows about its own condition, for diagnosis. Nothing here changes anything."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.scheduler.journal import Delta
-from fairlane.scheduler.snapshot import QueueRow, Standing
+from fairlane.scheduler.snapshot import Standing
 from fairlane.store.procedures import Procedure, on_board, query, snapshot
 from fairlane.store.rows import decode_key
 
@@ -60,8 +59,6 @@ class PostgresHealth(msgspec.Struct, frozen=True, kw_only=True):
     tables: list[TableHealth]
     holders: list[HorizonHolder]
     """The oldest ones first."""
-    hidden: int
-    """Sessions of which this role may see nothing."""
 
 
 class SqliteHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +79,7 @@ class SqliteHealth(msgspec.Struct, frozen=True, kw_only=True):
 Health = PostgresHealth | SqliteHealth
 
 
-class Standstill(msgspec.Struct, frozen=True, kw_only=True):
+class Standstill(msgspec.Struct, frozen=True):
     """Jobs whose turn does not come: a flow that the scan of flows has passed by, or lanes on a gate that was to wake
     them long ago. Neither can be, as long as somebody claims."""
 
@@ -103,25 +100,17 @@ def standstills(queues: Sequence[str], before: Instant, limit: int = 10) -> Proc
     for queue in queues:
         loaded = yield on_board(queue, "load")
         flows, _, gates = map(list, loaded.board.changed)
-        found += [
-            Standstill(queue=name, limit=gate, key=decode_key(key), lanes=lanes, since=since)
-            for name, gate, key, lanes, since in (
-                yield query("select_standstills", [queue], before, limit, flows, gates)
-            )
-        ]
-        found += _standstills_in(queue, loaded.board.changed_rows(), loaded.state, before)
+        rows = yield query("select_standstills", [queue], before, limit, flows, gates)
+        found += [Standstill(name, gate, decode_key(key), lanes, since) for name, gate, key, lanes, since in rows]
+        # Those among pieces that have changed since the tables were written.
+        cursor, changed = (loaded.state.cursor, loaded.state.cursor_tie), loaded.board.changed_rows()
+        for flow in changed.flows:
+            if flow.standing == Standing.READY and (flow.vtime, flow.tie) < cursor:
+                found.append(Standstill(queue, None, flow.key, flow.open, None))
+        for row in changed.gates:
+            if row.waiting > 0 and row.wake_at is not None and row.wake_at < before:
+                found.append(Standstill(queue, row.limit, row.key, row.waiting, row.wake_at))
     return found
-
-
-def _standstills_in(queue: str, changed: Delta, state: QueueRow, before: Instant) -> list[Standstill]:
-    """Those among pieces that have changed since the tables were written."""
-    cursor = (state.cursor, state.cursor_tie)
-    flows = [row for row in changed.flows if row.standing == Standing.READY and (row.vtime, row.tie) < cursor]
-    gates = [row for row in changed.gates if row.waiting > 0 and row.wake_at is not None and row.wake_at < before]
-    return [
-        *(Standstill(queue=queue, limit=None, key=row.key, lanes=row.open, since=None) for row in flows),
-        *(Standstill(queue=queue, limit=row.limit, key=row.key, lanes=row.waiting, since=row.wake_at) for row in gates),
-    ]
 
 
 class Traces(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What operators ask of a store, as values: which jobs, what was done with each, and why something was not."""
+"""Actions of operators on jobs, and listings of jobs. A report says what was done with each job, or why nothing was."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairlane.parameters import check_fields
 from fairlane.policy.unique import NO_KEYS, Ended, Holder, OnReplayConflict, Readmission, readmit
 from fairlane.store.audit import Note, record_jobs
 from fairlane.store.procedures import NOW, Each, Procedure, query, snapshot, transaction
-from fairlane.store.rows import no_such_job, queue_number, record_of, uuid_of
+from fairlane.store.rows import encode, no_such_job, queue_number, record_of, uuid_of
 
 AT_ONCE = 1_000
 """Jobs that one action handles: it is one transaction, and holds the jobs it changes."""
@@ -28,6 +28,7 @@ ENTRIES = 100
 LAST = 2**63 - 1
 LAST_ID = UUID(int=2**128 - 1)
 BUSY = "somebody else is changing it at this moment"
+NO_READMISSION = Readmission({}, {}, {}, {})
 _NO_SUCH_JOB = "there is no such job: it was never stored, or its retention has passed"
 
 
@@ -93,31 +94,27 @@ class Action(msgspec.Struct, frozen=True):
         jobs: Sequence[UUID],
         found: Mapping[UUID, State],
         busy: Collection[UUID] = (),
-        readmission: Readmission | None = None,
+        keys: Readmission = NO_READMISSION,
     ) -> list[Handled]:
-        """The report: `found` has the state of each job that there is; whoever is `busy` was left alone, and so was
-        each job whose unique key another holds, as the `readmission` says."""
-        keys = readmission or Readmission({}, {}, {}, {})
-        handled = [self._handled(job, found.get(job), job in busy, keys.held.get(job)) for job in dict.fromkeys(jobs)]
-        if not keys.back:
-            return handled
+        """The report: `found` has the state of each job that there is. Jobs that are `busy` were left alone, and so
+        were jobs whose unique key another one holds."""
         replaced = {new: old for old, new in keys.replaced.items()}
-        return [
-            each
-            if each.skipped is not None
-            else msgspec.structs.replace(each, took=keys.back.get(each.job), replaced=replaced.get(each.job))
-            for each in handled
-        ]
-
-    def _handled(self, job: UUID, was: State | None, is_busy: bool, holder: UUID | None) -> Handled:
-        if was is None:
-            return Handled(job, None, _NO_SUCH_JOB)
-        if not self.applies_to(was):
-            possible = " and ".join(str(state) for state in self.states)
-            return Handled(job, was, f"it is {was}; only {possible} jobs can be {self.done}")
-        if holder is not None:
-            return Handled(job, was, f"job {holder} holds its unique key", holder)
-        return Handled(job, was, BUSY if is_busy else None)
+        handled = []
+        for job in dict.fromkeys(jobs):
+            was, holder = found.get(job), keys.held.get(job)
+            if was is None:
+                each = Handled(job, None, _NO_SUCH_JOB)
+            elif not self.applies_to(was):
+                possible = " and ".join(str(state) for state in self.states)
+                each = Handled(job, was, f"it is {was}; only {possible} jobs can be {self.done}")
+            elif holder is not None:
+                each = Handled(job, was, f"job {holder} holds its unique key", holder)
+            elif job in busy:
+                each = Handled(job, was, BUSY)
+            else:
+                each = Handled(job, was, took=keys.back.get(job), replaced=replaced.get(job))
+            handled.append(each)
+        return handled
 
     def bounded(self, jobs: Sequence[UUID]) -> list[UUID]:
         """These jobs, each once; refused if there are too many for one transaction."""
@@ -145,14 +142,12 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.job.hex}{end}"
 
     @classmethod
-    def decode(cls, text: str | None, *, by_end: bool) -> Cursor | None:
-        """The place that an earlier page named, or `None` for the start."""
-        if text is None:
-            return None
+    def decode(cls, text: str, *, by_end: bool) -> Cursor:
+        """The place that an earlier page named."""
         job, *end = text.split(".")
         try:
             numbers = [int(each) for each in end]
-            # Who makes a cursor up may write numbers into it that no database can hold.
+            # A forged cursor may have numbers that no database can hold.
             if len(numbers) != (2 if by_end else 0) or any(abs(each) >= 1 << 63 for each in numbers):
                 raise ValueError
             return cls(UUID(hex=job), *numbers)
@@ -169,7 +164,7 @@ def foresee_replay(
     """What `replay` would report now."""
     listed = REPLAY.bounded(jobs)
     readmission = yield from _readmitted(listed, on_conflict, earlier, takes=False)
-    return REPLAY.handled(listed, (yield from _states(listed)), readmission=readmission)
+    return REPLAY.handled(listed, (yield from _states(listed)), keys=readmission)
 
 
 @transaction
@@ -197,18 +192,17 @@ def replay(
             held[new] = old  # it has started since we looked, and goes on alone
     taken = {key: each for key, each in readmission.taken.items() if each.job not in held}
     if taken:
-        owners = taken.values()
-        digests, untils = [each.digest for each in owners], [each.until for each in owners]
-        yield query(
-            "take_uniques", list(taken), [each.job for each in owners], digests, untils, [None] * len(taken), False
-        )
-    # Who has just been cancelled in favor of another stays so, although it may have been given too.
+        owners = [
+            list(each) for each in zip(*((each.job, each.digest, each.until) for each in taken.values()), strict=True)
+        ]
+        yield query("take_uniques", list(taken), *owners, [None] * len(taken), False)
+    # A job that was just cancelled in favor of another stays cancelled, even if it was given too.
     back = [job for job in listed if job not in held and job not in gone]
     entries = yield from _lock_entries(back)
     states = _states_in((yield query("replay", now, back, delay)))
-    yield query("unfile_jobs", _touched(REPLAY, states), *entries)
+    yield query("unfile_jobs", [job for job, state in states.items() if REPLAY.applies_to(state)], *entries)
     states |= (yield from _states(list(held))) | gone
-    handled = REPLAY.handled(listed, states, readmission=readmission)
+    handled = REPLAY.handled(listed, states, keys=readmission)
     yield from record_jobs(note, now, handled)
     return handled
 
@@ -223,11 +217,11 @@ def _readmitted(
     listed = list(jobs)
     found = yield query("select_unique_jobs", listed)
     if not found:
-        return Readmission({}, {}, {}, {})
+        return NO_READMISSION
     keys = sorted({key for _, key, _, _ in found})
     if takes:
         yield query("lock_uniques", keys)
-        # What they are by now: whoever had the lock may have put some of them back.
+        # Read them again: the transaction that held the lock may have put some of them back.
         found = yield query("select_unique_jobs", listed)
     ended = [Ended(uuid_of(job), key, Until(until), digest) for job, key, until, digest in found]
     known = yield query("select_holders", keys, (yield NOW))
@@ -246,10 +240,6 @@ def _states(jobs: Sequence[UUID]) -> Procedure[dict[UUID, State]]:
 
 def _states_in(found: Iterable[Sequence[Any]]) -> dict[UUID, State]:
     return {uuid_of(row[0]): State(row[1]) for row in found}
-
-
-def _touched(action: Action, states: Mapping[UUID, State]) -> list[UUID]:
-    return [job for job, state in states.items() if action.applies_to(state)]
 
 
 def _lock_entries(jobs: Sequence[UUID]) -> Procedure[tuple[list[bool], list[int]]]:
@@ -279,8 +269,8 @@ def _cancel(
 
 @transaction
 def cancel_jobs(jobs: Sequence[UUID], note: Note, *, waits: bool = False) -> Procedure[list[Handled]]:
-    """Cancel jobs that wait, ask those that run to stop. Who is busy with one of them is waited for only if `waits`
-    says so: with several jobs, two might wait for each other."""
+    """Cancel jobs that wait, ask those that run to stop. A job that another transaction is changing is skipped, unless
+    `waits` is set: with several jobs, two transactions might wait for each other."""
     listed, now = CANCEL.bounded(jobs), (yield NOW)
     present = list((yield from _states(listed)))
     idle = present if waits else [uuid_of(job) for (job,) in (yield query("lock_idle", present))]
@@ -298,7 +288,7 @@ def purge(jobs: Sequence[UUID], note: Note | None = None) -> Procedure[list[Hand
     listed = PURGE.bounded(jobs)
     entries = yield from _lock_entries(listed)
     states = _states_in((yield query("purge", listed)))
-    gone = _touched(PURGE, states)
+    gone = [job for job, state in states.items() if PURGE.applies_to(state)]
     yield query("unfile_jobs", gone, *entries)
     yield query("forget_jobs", gone)
     handled = PURGE.handled(listed, states)
@@ -334,7 +324,7 @@ def find_jobs(filter: JobFilter, after: str | None = None, limit: int = 100) -> 
     """
     # The index that serves the filter is walked a stretch at a time, until the page is full or enough was looked at.
     queue = None if filter.queue is None else (yield from queue_number(filter.queue))
-    place = Cursor.decode(after, by_end=filter.is_by_end)
+    place = None if after is None else Cursor.decode(after, by_end=filter.is_by_end)
     found: list[JobRecord] = []
     looked_at = 0
     while looked_at < LOOK_AT_MOST:
@@ -372,17 +362,17 @@ def _stretch_of_ended(wanted: JobFilter, state: State, place: Cursor | None, cou
     while True:
         asked = (int(state), start.at, start.entry, wanted.finished_since or 0, ENTRIES)
         entries = yield query("walk_finished", *asked)
-        found = [Cursor(job, at, entry) for at, entry, named in entries for job in _in_order(named)]
+        # On PostgreSQL an entry names the jobs that ended together, on SQLite each by itself.
+        found = [
+            Cursor(job, at, entry)
+            for at, entry, named in entries
+            for job in (sorted(named, reverse=True) if isinstance(named, list) else [uuid_of(named)])
+        ]
         # The entry that an earlier page has come to may name jobs that are still to be looked at.
         found = [each for each in found if (each.at, each.entry) != (start.at, start.entry) or each.job < start.job]
         if found or len(entries) < ENTRIES:
             return found[:count]
         start = Cursor(UUID(int=0), entries[-1][0], entries[-1][1])
-
-
-def _in_order(named: bytes | list[UUID]) -> list[UUID]:
-    """The jobs that an entry names: on PostgreSQL those that ended together, on SQLite each by itself."""
-    return sorted(named, reverse=True) if isinstance(named, list) else [uuid_of(named)]
 
 
 def _fitting(stretch: Sequence[Cursor], wanted: JobFilter, queue: int | None, limit: int) -> Procedure[list[JobRecord]]:
@@ -392,7 +382,7 @@ def _fitting(stretch: Sequence[Cursor], wanted: JobFilter, queue: int | None, li
         queue,
         wanted.task,
         None if wanted.state is None else int(wanted.state),
-        msgspec.json.encode(wanted.keys).decode(),
+        encode(wanted.keys),
         wanted.enqueued_since,
         wanted.enqueued_until,
         wanted.finished_since,

@@ -39,14 +39,15 @@ from fairlane.store.procedures import (
     EVERYONE,
     NOW,
     Procedure,
+    Terms,
     Work,
     is_done,
     locked,
-    locked_look,
     locked_sweep,
     look,
     on_board,
     query,
+    run_by,
     snapshot,
     transaction,
     value,
@@ -56,20 +57,24 @@ from fairlane.store.rows import (
     decode_keys,
     decode_limit,
     decode_policy,
+    encode,
     encode_limit,
     queue_number,
     texts,
 )
 
 
-class Rehomed(msgspec.Struct, frozen=True):
-    """What became of the jobs of a partition that belong to another one."""
+class Advanced(msgspec.Struct, frozen=True):
+    """How far a change of the number of partitions has come, in one of them or in all, and what it waits for."""
 
-    moved: int
-    waiting: int
-    """Those that are still here, ready or scheduled."""
-    running: int
-    """Those that run: they end here, wherever they belong."""
+    is_over: bool = False
+    moved: int = 0
+    waiting: int = 0
+    """Jobs that still have to move, ready or scheduled."""
+    running: int = 0
+    """Jobs of keys that move: they end first, where they are."""
+    until: Instant | None = None
+    """Until producers have learned the new number."""
 
 
 @look
@@ -92,11 +97,10 @@ def insert(policy: Policy, note: Note | None = None) -> Procedure[bool]:
     """Make a queue known, unless it is; whether it was new. Refused if other queues do not agree on what it shares with
     them."""
     if policy.shared_limits:
-        yield query("lock_declarations")
         yield from _check_shared(policy)
     is_new = yield from is_done("insert_queue", policy.queue, policy.encoded, policy.digest)
     if is_new and policy.shared_limits:
-        yield from _insert_shared(policy)
+        yield query("put_sharing", policy.queue, (yield from _insert_shared(policy)))
     if is_new and note is not None:
         yield from record(note, (yield NOW), policy.queue, "version 1", None, policy.encoded)
     return is_new
@@ -142,7 +146,9 @@ def _put_in_force(
     """Flows and gates are made anew from the lanes, and every lane is woken."""
     queue = policy.queue
     number = yield on_board(queue, "number")
-    yield from _lock_shared(number, policy)
+    # Under the queue's lock: the locks of all limits that it names or will name.
+    yield from _check_shared(policy)
+    yield query("lock_shared_limits", number, (yield from _insert_shared(policy)))
     loaded = yield on_board(queue, "fold_all")
     yield on_board(queue, "to_tables", loaded)
     flows, lanes, gates = yield on_board(queue, "select_all")
@@ -178,41 +184,32 @@ def check_waiting(policy: Policy) -> Procedure[None]:
         LaneRow(lane, b"", priority, decode_keys(keys), ready, 0, 0, 0, 0, None, 0.0)
         for lane, priority, keys, ready, _, _ in found
     ]
-    refuse_to_strand(policy, [lane for lane in board.over(Delta(lanes=stored)).lanes if lane.ready > 0])
+    refuse_to_strand(policy, board.over(Delta(lanes=stored)).lanes)
 
 
 # Limits that queues share.
 
 
 def _check_shared(policy: Policy) -> Procedure[None]:
-    """Refuse a policy whose shared limits are of another kind or scope in another queue."""
+    """Refuse a policy whose shared limits are of another kind or scope in another queue; none is declared meanwhile."""
+    yield query("lock_declarations")
     for bound in policy.shared_limits:
         for _, document, other in (yield query("select_shared_limit", bound.limit.name, policy.queue)):
             if other is not None:
                 check_alike(policy.queue, bound.limit, other, decode_limit(document))
 
 
-def _insert_shared(policy: Policy) -> Procedure[None]:
-    """Store those that are new; the queue names these, and no others."""
-    names = [bound.limit.name for bound in policy.shared_limits]
+def _insert_shared(policy: Policy) -> Procedure[list[str | None]]:
+    """Store the limits that are new. Returns the names of all."""
     for bound in policy.shared_limits:
         yield query("insert_shared_limit", bound.limit.name, encode_limit(bound.limit))
-    yield query("put_sharing", policy.queue, names)
-
-
-def _lock_shared(queue: int, policy: Policy) -> Procedure[None]:
-    """Under the queue's lock: take the locks of all limits that it names or will name, and store the new ones."""
-    yield query("lock_declarations")
-    yield from _check_shared(policy)
-    for bound in policy.shared_limits:
-        yield query("insert_shared_limit", bound.limit.name, encode_limit(bound.limit))
-    yield query("lock_shared_limits", queue, [bound.limit.name for bound in policy.shared_limits])
+    return [bound.limit.name for bound in policy.shared_limits]
 
 
 def _take_over_shared(policy: Policy, now: Instant) -> Procedure[None]:
     """Once the queue's state is made anew: it names these limits, with these bounds, and they count what runs."""
     queue = policy.queue
-    yield from _insert_shared(policy)
+    yield query("put_sharing", queue, [bound.limit.name for bound in policy.shared_limits])
     yield on_board(queue, "sharing.learn_numbers", policy)
     for bound in policy.shared_limits:
         limit, document = bound.limit, encode_limit(bound.limit)
@@ -238,7 +235,7 @@ def amend(
 ) -> Procedure[list[Amendment]]:
     """Set and remove overrides of all partitions of a queue, in one transaction with one entry of the audit, under the
     first name; in force at every claimer's next claim. `InvalidOverride` where one has no place. One whose time has
-    come ends by itself, and whoever it held back is looked at then."""
+    come ends by itself, and the jobs that it held back are looked at then."""
     found: list[tuple[Policy, Instant]] = []
     for queue in queues:
         policy, now = yield on_board(queue, "in_force")
@@ -266,7 +263,7 @@ def end_overrides(policy: Policy, ended: Sequence[Override], now: Instant) -> Pr
 
 
 def _store(policy: Policy, amendment: Amendment, now: Instant) -> Procedure[None]:
-    """Store overrides, and let whoever may start now look: where that may be every lane, the board is made anew."""
+    """Store overrides, and wake the lanes that may start now: where that may be every lane, the board is rebuilt."""
     queue, changed = policy.queue, policy.overridden(amendment.overrides)
     number = yield on_board(queue, "number")
     loaded = (yield on_board(queue, "fold_all")) if amendment.rebuilds else (yield on_board(queue, "load"))
@@ -277,11 +274,10 @@ def _store(policy: Policy, amendment: Amendment, now: Instant) -> Procedure[None
         yield on_board(queue, "replace", rebuild(changed, now, loaded.state, flows, lanes, gates, kept), now)
     before, after = amendment.before, amendment.after
     yield query("delete_overrides", number, [each.id for each in before])
-    documents = [msgspec.json.encode(each).decode() for each in after]
-    yield query("put_overrides", number, [each.id for each in after], documents)
+    yield query("put_overrides", number, [each.id for each in after], [encode(each) for each in after])
     held = (yield on_board(queue, "ask", Ask(gates=list(amendment.wakes)))).gates
     yield on_board(queue, "put_gates", carried_gates(changed, now, held), now)
-    # A name that no other state of any queue has: whoever knows it knows these overrides.
+    # A name that no other state of any queue has: a process that has read it has these overrides.
     yield query("update_amended", number, uuid4().hex, amendment.overrides.expires_at)
     yield query("nudge", number, EVERYONE, None)
     yield query("tell_holders", number)
@@ -292,12 +288,12 @@ def _store(policy: Policy, amendment: Amendment, now: Instant) -> Procedure[None
 
 
 @locked
-def rehome(queue: str, limit: int = 1_000) -> Procedure[Rehomed]:
+def rehome(queue: str, limit: int = 1_000) -> Procedure[Advanced]:
     """Move waiting jobs of a partition to where they belong, each in its place: up to `limit` ready and as many
     scheduled ones."""
     policy, _ = yield on_board(queue, "in_force")
     if policy.partition is None or not policy.partition.is_guarded:
-        return Rehomed(0, 0, 0)
+        return Advanced()
     number = yield on_board(queue, "number")
     yield on_board(queue, "checkpoint", (yield on_board(queue, "fold_all")))
     strays, later = (stray_lanes(policy, lanes) for lanes in (yield from _select_lanes(number)))
@@ -312,34 +308,32 @@ def rehome(queue: str, limit: int = 1_000) -> Procedure[Rehomed]:
             left -= stray.was.ready
     moved: Counter[int] = Counter()
     if chosen:
-        leaving = [stray for stray, _ in chosen]
-        floors, most = [stray.was.floor for stray in leaving], [count for _, count in chosen]
-        lanes, joined = [stray.was.id for stray in leaving], [stray.lane for stray in leaving]
-        to = [homes[stray.queue] for stray in leaving]
-        moved.update(dict(map(tuple, (yield query("move_ready_jobs", lanes, floors, most, to, joined)))))
+        rows = [(each.was.id, each.was.floor, most, homes[each.queue], each.lane) for each, most in chosen]
+        moved.update(dict(map(tuple, (yield query("move_ready_jobs", *map(list, zip(*rows, strict=True)))))))
     if later:
-        lanes, joined = [stray.was.id for stray in later], [stray.lane for stray in later]
-        to = [homes[stray.queue] for stray in later]
-        moved.update(dict(map(tuple, (yield query("move_scheduled_jobs", number, lanes, to, joined, limit)))))
+        due = [(each.was.id, homes[each.queue], each.lane) for each in later]
+        found = yield query("move_scheduled_jobs", number, *map(list, zip(*due, strict=True)), limit)
+        moved.update(dict(map(tuple, found)))
     for number, count in moved.items():
         yield query("nudge", number, count, None)
     waiting = sum(stray.was.ready for stray in (*strays, *later)) - moved.total()
-    return Rehomed(moved.total(), max(0, waiting), sum(stray.was.in_flight for stray in strays))
+    running = sum(stray.was.in_flight for stray in strays)
+    return Advanced(moved=moved.total(), waiting=max(0, waiting), running=running)
 
 
 def _lanes(queue: str) -> Procedure[list[WaitingLane]]:
-    """The lanes of jobs that wait or run, and those that scheduled jobs will join, once bells are folded as a claim
-    would."""
     yield on_board(queue, "checkpoint", (yield on_board(queue, "fold_all")))
     used, later = yield from _select_lanes((yield on_board(queue, "number")))
     return used + later
 
 
-_lanes_seen, _lanes_folded = locked_look(_lanes), locked_sweep(_lanes)
+_lanes_folded = locked_sweep(_lanes)
+_lanes_seen = run_by(Terms(writes=True, is_together=True, is_durable=False, locks=True, keeps=False))(_lanes)
 
 
 def lanes(queue: str, *, keeps: bool = False) -> Work[list[WaitingLane]]:
-    """The same, which changes nothing unless it `keeps` what it has folded."""
+    """The lanes of jobs that wait or run, and those that scheduled jobs will join, once bells are folded as a claim
+    would. Nothing is changed unless it `keeps` what it has folded."""
     return (_lanes_folded if keeps else _lanes_seen)(queue)
 
 
@@ -347,11 +341,11 @@ def _select_lanes(queue: int) -> Procedure[tuple[list[WaitingLane], list[Waiting
     """Lanes of jobs that are ready or run, as far as bells have been folded; and those of scheduled jobs."""
     used = yield query("select_lanes_in_use", queue)
     later = yield query("select_scheduled_lanes", queue)
-    return _waiting(used), _waiting(later)
+    return [_waiting(*row) for row in used], [_waiting(*row) for row in later]
 
 
-def _waiting(found: Sequence[Sequence[Any]]) -> list[WaitingLane]:
-    return [WaitingLane(lane, priority, decode_keys(keys), *rest) for lane, priority, keys, *rest in found]
+def _waiting(lane: bytes, priority: int, keys: str, *counts: Any) -> WaitingLane:
+    return WaitingLane(lane, priority, decode_keys(keys), *counts)
 
 
 @locked_sweep

@@ -1,6 +1,6 @@
 """Procedures of every store, written once: generators that ask for named statements, which each store answers.
 
-Whoever calls a procedure gets a `Work`, for `Store.run`: how it is to be run is said where it is defined. Within a
+A call of a procedure returns a `Work` for `Store.run`: its decorator says how it is run. Within a
 procedure, `yield from` goes through another.
 """
 
@@ -87,23 +87,23 @@ class OnBoard(NamedTuple):
     parameters: tuple[Any, ...] = ()
 
 
-class Told(NamedTuple):
-    """Something that only the store can say."""
+class StoreValue(NamedTuple):
+    """Something that only the store knows."""
 
-    what: str
+    name: str
 
 
-NOW = Told("now")
+NOW = StoreValue("now")
 """The time that statements are given. `None`: the database's own."""
-TIME = Told("time")
+TIME = StoreValue("time")
 """The time, as `QueueTime`."""
-MEMORY = Told("memory")
+MEMORY = StoreValue("memory")
 """What the store remembers from one procedure to the next, for as long as it is open: a dictionary."""
 
 EVERYONE = 1 << 20
 """More than ever wait for a queue's jobs."""
 
-Question = Query | Each | Some | Many | Script | Enqueue | OnBoard | Told
+Question = Query | Each | Some | Many | Script | Enqueue | OnBoard | StoreValue
 Procedure = Generator[Question, Any, T]
 """It is sent the rows of each statement that it asks for. Lists of texts are given as lists."""
 
@@ -142,62 +142,37 @@ class Work(Generic[T_co]):
         return self.make()
 
 
-def run_by(terms: Terms, procedure: Callable[P, Procedure[T]]) -> Callable[P, Work[T]]:
-    """A procedure that is run by these terms."""
-    name = procedure.__name__.removeprefix("_")
+def run_by(terms: Terms) -> Callable[[Callable[P, Procedure[T]]], Callable[P, Work[T]]]:
+    """A decorator for procedures that are run by these terms."""
 
-    @wraps(procedure)
-    def called(*args: P.args, **kwargs: P.kwargs) -> Work[T]:
-        queues: Any = args[0] if terms.locks else ()
-        return Work(name, lambda: procedure(*args, **kwargs), terms, queues)
+    def decorated(procedure: Callable[P, Procedure[T]]) -> Callable[P, Work[T]]:
+        name = procedure.__name__.removeprefix("_")
 
-    return called
+        @wraps(procedure)
+        def called(*args: P.args, **kwargs: P.kwargs) -> Work[T]:
+            queues: Any = args[0] if terms.locks else ()
+            return Work(name, lambda: procedure(*args, **kwargs), terms, queues)
 
+        return called
 
-def look(procedure: Callable[P, Procedure[T]]) -> Callable[P, Work[T]]:
-    """One statement that changes nothing."""
-    return run_by(Terms(), procedure)
-
-
-def snapshot(procedure: Callable[P, Procedure[T]]) -> Callable[P, Work[T]]:
-    """Several statements that change nothing, of one moment."""
-    return run_by(Terms(is_together=True), procedure)
+    return decorated
 
 
-def change(procedure: Callable[P, Procedure[T]]) -> Callable[P, Work[T]]:
-    """One statement that writes, durably. Nothing is tried again: a write whose answer was lost may have been done, and
-    doing it twice could undo what another has written since."""
-    return run_by(Terms(writes=True, is_repeated=False), procedure)
-
-
-def note(procedure: Callable[P, Procedure[T]]) -> Callable[P, Work[T]]:
-    """One statement that writes what is only written again if a crash loses it."""
-    return run_by(Terms(writes=True, is_durable=False), procedure)
-
-
-def transaction(procedure: Callable[P, Procedure[T]]) -> Callable[P, Work[T]]:
-    """One durable transaction."""
-    return run_by(Terms(writes=True, is_together=True), procedure)
-
-
-def sweep(procedure: Callable[P, Procedure[T]]) -> Callable[P, Work[T]]:
-    """One transaction that does not wait for the disk: whatever is lost of it is only done again."""
-    return run_by(Terms(writes=True, is_together=True, is_durable=False, is_repeated=False), procedure)
-
-
-def locked(procedure: Callable[P, Procedure[T]]) -> Callable[P, Work[T]]:
-    """One durable transaction that holds the claim lock of the queue, or queues, that its first argument names."""
-    return run_by(Terms(writes=True, is_together=True, locks=True), procedure)
-
-
-def locked_sweep(procedure: Callable[P, Procedure[T]]) -> Callable[P, Work[T]]:
-    """The same, and it does not wait for the disk."""
-    return run_by(Terms(writes=True, is_together=True, is_durable=False, locks=True), procedure)
-
-
-def locked_look(procedure: Callable[P, Procedure[T]]) -> Callable[P, Work[T]]:
-    """The same, and what it has written on the way is taken back."""
-    return run_by(Terms(writes=True, is_together=True, is_durable=False, locks=True, keeps=False), procedure)
+look = run_by(Terms())
+"""One statement that changes nothing."""
+snapshot = run_by(Terms(is_together=True))
+"""Several statements that change nothing, of one moment."""
+change = run_by(Terms(writes=True, is_repeated=False))
+"""One statement that writes, durably. It is not tried again: a write whose answer was lost may have been done, and
+doing it twice could undo what another has written since."""
+note = run_by(Terms(writes=True, is_durable=False))
+"""One statement that writes what is only written again if a crash loses it."""
+transaction = run_by(Terms(writes=True, is_together=True))
+"""One durable transaction."""
+locked = run_by(Terms(writes=True, is_together=True, locks=True))
+"""One durable transaction that holds the claim lock of the queue, or queues, that its first argument names."""
+locked_sweep = run_by(Terms(writes=True, is_together=True, is_durable=False, locks=True))
+"""The same, and it does not wait for the disk."""
 
 
 def query(name: str, *parameters: Any) -> Query:
@@ -219,12 +194,20 @@ def on_board(queue: str, action: str, *parameters: Any) -> OnBoard:
     return OnBoard(queue, action, parameters)
 
 
-def answered(queue: str, asking: Generator[Ask, Found, T]) -> Procedure[T]:
-    """Give whoever asks what the tables of a queue's board hold, until it has come to a result."""
+def ask_board(queue: str, ask: Ask) -> Procedure[Found]:
+    """What the tables of a queue's board hold."""
+    found: Found = yield on_board(queue, "ask", ask)
+    return found
+
+
+def answered(
+    queue: str, asking: Generator[Ask, Found, T], answer: Callable[[str, Ask], Procedure[Found]] = ask_board
+) -> Procedure[T]:
+    """Answer the questions of a generator from the tables of a queue's board, until it returns a result."""
     try:
         ask = next(asking)
         while True:
-            ask = asking.send((yield on_board(queue, "ask", ask)))
+            ask = asking.send((yield from answer(queue, ask)))
     except StopIteration as stop:
         result: T = stop.value
         return result

@@ -47,7 +47,7 @@ LAST_TALLIES = 5_000
 """Claims that are added up together when a worker stops."""
 EVER = 1 << 62
 AT_CHECKPOINT = 1_000
-"""Claims that may wait for a worker to add them up, before whoever claims does it. Workers do so every few seconds."""
+"""Claims that may wait for a worker to add them up before a claimer does. Workers do so every few seconds."""
 
 
 Landings = dict[UUID, dict[UUID, Conflict]]
@@ -98,7 +98,7 @@ class Choice(msgspec.Struct, frozen=True):
 
     queue: str
     taken: frozenset[str]
-    """Those whose lock was taken: whoever holds it claims there now."""
+    """Those whose lock was taken: another process claims there now."""
     vtimes: dict[str, float]
     """The virtual times of all that were to choose from."""
 
@@ -257,7 +257,8 @@ class Store(Protocol):
 
         All or none: `DuplicateJob` if one has an id that a job has already. A store that tries again after a lost
         connection knows its own jobs, and stores them once. Returned is what met a unique key that another job holds,
-        by the id of the new one; each is decided as if it were enqueued alone. `progress` is told how many are stored.
+        by the id of the new one; each is decided as if it were enqueued alone. `progress` is called with how many are
+        stored.
         """
         ...
 
@@ -285,8 +286,8 @@ class Store(Protocol):
         `ahead`, so many more may be started that wait for their instant: the caller keeps to `Claimed.paces`.
 
         Where the claim lock of `queue` is taken, the first of `others` whose lock is free is claimed from instead; if
-        there is none, `queue` is waited for. `chose` is told before `want` is asked; a store of one writer has nothing
-        to choose, and is silent, and so is one that was handed what somebody else has claimed.
+        there is none, `queue` is waited for. `chose` is called before `want`; it is not called by a
+        store of one writer, which has no choice, nor where another process has claimed for this one.
         """
         ...
 
@@ -329,7 +330,7 @@ class Store(Protocol):
         worker: WorkerIdentity,
         lease_for: timedelta,
     ) -> Adopted | None:
-        """Take over a claim that stands under this lease, under a new lease with the id `own`: whoever held it has lost
+        """Take over a claim that stands under this lease, under a new lease with the id `own`: its holder has lost
         it, and nothing else changes. `None`: it does not stand any more, another has been faster, or its task is none
         of these. Asked again with the same `own`, it answers the same: whether it landed need not be known."""
         ...
@@ -371,7 +372,7 @@ class Store(Protocol):
     async def wait_until_ended(self, job: UUID, until: Instant | None) -> JobRecord:
         """The job once it is done, dead or cancelled, or as it stands when `until` has come; or `JobNotFound`.
 
-        Whoever ends the job tells, in whatever process; looking from time to time is only the last resort.
+        The process that ends the job announces it; looking from time to time is only the last resort.
         """
         ...
 
@@ -404,12 +405,12 @@ class Store(Protocol):
         return stats_sums.NOTHING if work is None else await self.run(stats_sums.add_up(work, limit))
 
     async def conclude(self, queue: str) -> None:
-        """Fold what has happened and add it up: whoever claimed last stops, and perhaps nobody comes after it."""
+        """Fold what has happened and add it up: the last claimer of the queue stops, and there may be no other."""
         await self.run(upkeep.fold(queue))
         await self._add_all_up(queue)
 
     async def _add_all_up(self, queue: str) -> None:
-        """Add up whatever claims have told, and count keys that the policy looks at for the first time."""
+        """Add up all tallies, and count keys that the policy looks at for the first time."""
         while (await self.tally(queue, LAST_TALLIES)).more:
             pass
 
@@ -419,6 +420,6 @@ class Store(Protocol):
             await self._add_all_up(queue)
 
     async def health(self, *, brief: bool = False) -> Health:
-        """The condition of the database itself, as far as it tells; `brief`: only what comes and goes, and is cheap to
-        ask: old snapshots, connections, space."""
+        """The condition of the database itself, as far as it is visible. `brief`: only what changes quickly and is
+        cheap to look up: old snapshots, connections, space."""
         ...

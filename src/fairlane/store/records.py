@@ -29,7 +29,7 @@ from fairlane.store.procedures import (
     transaction,
     value,
 )
-from fairlane.store.rows import attempts_of, decode_given, decode_keys, no_such_job, record_of, uuid_of
+from fairlane.store.rows import attempts_of, decode_given, decode_keys, encode, no_such_job, record_of, uuid_of
 from fairlane.store.stats_values import WorkerReport
 
 T = TypeVar("T")
@@ -91,12 +91,12 @@ def report_progress(claim: Claim, fraction: float, message: str | None) -> Proce
 
 
 @note
-def report(worker: UUID, said: WorkerReport | None) -> Procedure[None]:
-    """Note what a worker says of itself; `None` takes it back."""
-    if said is None:
+def report(worker: UUID, latest: WorkerReport | None) -> Procedure[None]:
+    """Store the latest report of a worker; `None` removes it."""
+    if latest is None:
         yield query("delete_worker", worker)
     else:
-        yield query("put_worker", (yield NOW), worker, msgspec.json.encode(said).decode(), DAY)
+        yield query("put_worker", (yield NOW), worker, encode(latest), DAY)
 
 
 class QueueCounts(msgspec.Struct, frozen=True):
@@ -178,15 +178,13 @@ def compare_and_set_value(key: str, expected: bytes | None, value: bytes | None)
     """Replace a key's value if it is the expected one; `None` stands for no value. Returns whether it was."""
     # Each is one statement, which waits for whoever writes the same key and then looks at what they wrote. (And on
     # SQLite, a caller's transaction may be one that has only read so far.)
-    match expected, value:
-        case None, None:
-            return _is_absent(key)
-        case None, _:
-            return _compare_and_set_value("put_value_if_absent", key, value)
-        case _, None:
-            return _compare_and_set_value("delete_value_if_equal", key, expected)
-        case _:
-            return _compare_and_set_value("replace_value", key, expected, value)
+    if expected is None and value is None:
+        return _is_absent(key)
+    if expected is None:
+        return _compare_and_set_value("put_value_if_absent", key, value)
+    if value is None:
+        return _compare_and_set_value("delete_value_if_equal", key, expected)
+    return _compare_and_set_value("replace_value", key, expected, value)
 
 
 @look

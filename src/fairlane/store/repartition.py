@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from fairlane.clock import Instant
 from fairlane.policy.partitions import (
     LEARNED_AFTER,
     Phase,
@@ -28,6 +27,7 @@ from fairlane.policy.policy import Policy
 from fairlane.scheduler.snapshot import GateRow
 from fairlane.store import policies
 from fairlane.store.audit import Note
+from fairlane.store.policies import Advanced
 from fairlane.store.protocol import Store
 from fairlane.store.rows import Declared
 from fairlane.store.stats import Moment
@@ -36,19 +36,6 @@ PARTITION = "partition"
 """What the audit calls it."""
 MOVED_AT_ONCE = 1_000
 """Jobs that one transaction moves: claims of the partition that they leave wait for it."""
-
-
-class Advanced(msgspec.Struct, frozen=True):
-    """How far a change has come, and what it waits for."""
-
-    is_over: bool
-    moved: int = 0
-    waiting: int = 0
-    """Jobs that still have to move."""
-    running: int = 0
-    """Jobs of keys that move: they end first."""
-    until: Instant | None = None
-    """Until producers have learned the new number."""
 
 
 async def advance(store: Store, queue: str, note: Note, limit: int = MOVED_AT_ONCE) -> Advanced:
@@ -124,7 +111,6 @@ async def _move(store: Store, known: Mapping[int, Declared], limit: int) -> Adva
     found = [await store.run(policies.rehome(name, limit)) for name in names]
     settled_at = (first.partition.since or 0) + LEARNED_AFTER
     return Advanced(
-        is_over=False,
         moved=sum(each.moved for each in found),
         waiting=sum(each.waiting for each in found),
         running=sum(each.running for each in found),

@@ -1,17 +1,17 @@
-"""Waiting for jobs to end: who in this process waits for which, and how one wait goes. Each store tells in its way."""
+"""Waiting for jobs to end: the waits of this process, and how one goes. Each store has its own way to announce ends."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
 from fairlane.job import JobRecord
 
 LOOK_EVERY = 10.0
-"""Seconds between looks at a job of which nothing is heard: the last resort, if who ended it died before telling."""
+"""Seconds between looks at a job: the last resort, if the process that ended it died before it announced that."""
 
 
 class Awaited:
@@ -30,39 +30,41 @@ class Awaited:
     def jobs(self) -> list[UUID]:
         return list(self._waits)
 
-    @contextmanager
+    @contextlib.contextmanager
     def waiting_for(self, job: UUID) -> Iterator[asyncio.Event]:
         """What is set whenever it is worth a look."""
-        told = asyncio.Event()
-        self._waits.setdefault(job, set()).add(told)
+        event = asyncio.Event()
+        self._waits.setdefault(job, set()).add(event)
         try:
-            yield told
+            yield event
         finally:
-            self._waits[job].discard(told)
+            self._waits[job].discard(event)
             if not self._waits[job]:
                 del self._waits[job]
 
     def tell(self, jobs: Iterable[UUID]) -> None:
-        """Let whoever waits for these jobs look."""
+        """Wake the waits for these jobs."""
         for job in jobs:
-            for told in self._waits.get(job, ()):
-                told.set()
+            for event in self._waits.get(job, ()):
+                event.set()
 
 
 async def forever() -> None:
-    """The alarm of those who have time."""
+    """An alarm that never goes off."""
     await asyncio.get_running_loop().create_future()
 
 
 async def see_end(
-    look: Callable[[], Awaitable[JobRecord]], told: asyncio.Event, alarm: Callable[[], Coroutine[Any, Any, None]]
+    look: Callable[[], Awaitable[JobRecord]], event: asyncio.Event, alarm: Callable[[], Coroutine[Any, Any, None]]
 ) -> JobRecord:
-    """Look whenever told to, until the job has ended or `alarm` has; returns the job as it stands then."""
+    """Look whenever the event is set, until the job has ended or `alarm` has; returns the job as it stands then."""
     timer = asyncio.ensure_future(alarm())
+    timer.add_done_callback(lambda _: event.set())
     try:
         while True:
-            await _told_or_due(told, timer)
-            told.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(event.wait(), LOOK_EVERY)
+            event.clear()
             # Asked before the look: what has ended by then counts, however late the look is.
             is_due = timer.done()
             record = await look()
@@ -71,13 +73,3 @@ async def see_end(
     finally:
         timer.cancel()
         await asyncio.gather(timer, return_exceptions=True)
-
-
-async def _told_or_due(told: asyncio.Event, timer: asyncio.Future[None]) -> None:
-    telling = asyncio.ensure_future(told.wait())
-    try:
-        either: set[asyncio.Future[Any]] = {telling, timer}
-        await asyncio.wait(either, timeout=LOOK_EVERY, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Jobs and boards as every database holds them, and what is said where there is none."""
+"""Rows of jobs and boards, alike on every database, and the errors for those that do not exist."""
 
 from __future__ import annotations
 
@@ -58,11 +58,19 @@ def uuid_of(found: UUID | bytes) -> UUID:
 def claim_of(row: Sequence[Any], lease: UUID, queue: str, claimed_at: Instant) -> Claim:
     """A job that was handed out, by its columns from `id` to `suspicion`."""
     job, task, priority, keys, payload, attempt, most, enqueued_at, is_cancelled, suspicion = row
-    told = decode_keys(keys), payload, attempt, most, enqueued_at, claimed_at, bool(is_cancelled), suspicion
-    return Claim(uuid_of(job), lease, queue, task, priority, *told)
+    rest = decode_keys(keys), payload, attempt, most, enqueued_at, claimed_at, bool(is_cancelled), suspicion
+    return Claim(uuid_of(job), lease, queue, task, priority, *rest)
 
 
 # Flows, lanes and gates have their queue as the first column, then the fields of their rows in order; keys are JSON.
+
+
+def lane_row(lane: bytes, flow: bytes, priority: int, keys: str, *rest: Any) -> LaneRow:
+    return LaneRow(lane, flow, priority, decode_keys(keys), *rest)
+
+
+def gate_row(gate: bytes, limit: str, key: str, *rest: Any) -> GateRow:
+    return GateRow(gate, limit, decode_key(key), *rest)
 
 
 def flow_parameters(row: FlowRow, queue: int, now: Instant) -> Row:
@@ -85,18 +93,18 @@ def texts(value: str | Sequence[str]) -> tuple[str, ...]:
 def record_of(row: Sequence[Any]) -> JobRecord:
     """A row of `select_job` as people see it."""
     job, queue, task, state, priority, keys, *rest, is_cancelled, replays, has_on_dead, context = row
-    told = (bool(is_cancelled), replays, bool(has_on_dead), given_context(context))
-    values = (uuid_of(job), queue, task, State(state), priority, decode_keys(keys), *rest, *told)
+    last = (bool(is_cancelled), replays, bool(has_on_dead), given_context(context))
+    values = (uuid_of(job), queue, task, State(state), priority, decode_keys(keys), *rest, *last)
     return JobRecord(*values)
 
 
 def cancelled_too_fast(queue: str) -> StoreUnavailable:
-    """What a claim is refused with whose every plan was overtaken."""
+    """The error of a claim if jobs of each of its plans were cancelled meanwhile."""
     return StoreUnavailable(f"queue {queue!r}: jobs were cancelled faster than they could be claimed; try again")
 
 
 def journal_too_new(queue: str, found: int) -> SchemaTooNew:
-    """What a claimer is told that does not know how others write a queue's journal."""
+    """The error of a claimer that does not know the format of a queue's journal."""
     return SchemaTooNew(
         f"queue {queue!r} is claimed by workers of another version of Fairlane (its journal has format {found}, this "
         f"version writes {FORMAT}); upgrade Fairlane on this machine"
@@ -119,7 +127,7 @@ def no_such_job(job: UUID) -> JobNotFound:
 
 
 def no_such_queue(name: str) -> UnknownQueue:
-    """What is said to whoever has work for it."""
+    """The error where a queue is to be used."""
     return UnknownQueue(f"queue {name!r} is not known to this database; declare it with app.queue({name!r}, …)")
 
 
@@ -132,7 +140,7 @@ def queue_number(name: str) -> Procedure[int]:
 
 
 def not_among(queue: str, known: Iterable[str]) -> UnknownQueue:
-    """What is said to whoever looks."""
+    """The error where a queue is looked at; it lists those that are known."""
     names = ", ".join(sorted(known)) or "none"
     return UnknownQueue(f"queue {queue!r} is not known to this database; known are {names}")
 

@@ -1,4 +1,4 @@
-"""Schedules as every store keeps them. A slot is fired by whoever moves its schedule on, in one transaction."""
+"""Schedules as every store keeps them. Moving a schedule on and firing its slot is one transaction."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ScheduleRow(msgspec.Struct, frozen=True):
         """No worker has it any more, so that nobody fires it."""
         return now - self.declared_at > ORPHANED_AFTER
 
-    def told(self) -> dict[str, Any]:
+    def declaration(self) -> dict[str, Any]:
         """The declaration."""
         found: dict[str, Any] = msgspec.json.decode(self.document)
         return found
@@ -89,7 +89,7 @@ def put_schedule(
 @note
 def keep_schedules(digests: dict[str, bytes], worker: UUID | None = None) -> Procedure[None]:
     """Say that a worker has these declarations. Others of the same names are left alone. From now on its listener is
-    told when an operator resumes or triggers a schedule."""
+    woken when an operator resumes or triggers a schedule."""
     yield query("keep_schedules", (yield NOW), list(digests), list(digests.values()), worker)
 
 
@@ -108,22 +108,22 @@ def fire_schedule(row: ScheduleRow, fired: Fired, jobs: Sequence[NewJob]) -> Pro
 
 
 def amend_schedule(
-    name: str, said: Note, *, is_paused: bool | None = None, next_at: Instant | None = None
+    name: str, entry: Note, *, is_paused: bool | None = None, next_at: Instant | None = None
 ) -> Work[ScheduleRow | None]:
-    """Pause or resume a schedule (from `next_at` on), or trigger it once where neither is said; recorded. Returns how
+    """Pause or resume a schedule (from `next_at` on), or trigger it once if neither is given; recorded. Returns how
     it stands now; `None`: there is none of this name."""
-    return _amend_schedule(name, said, is_paused, next_at, [])
+    return _amend_schedule(name, entry, is_paused, next_at, [])
 
 
 @transaction
 def _amend_schedule(
-    name: str, said: Note, is_paused: bool | None, next_at: Instant | None, tried: list[str]
+    name: str, entry: Note, is_paused: bool | None, next_at: Instant | None, tried: list[str]
 ) -> Procedure[ScheduleRow | None]:
     found = yield query("lock_schedule", name)
     if not found:
         return None
     row = _row(found[0])
-    # Whoever tried has let the lock go, and so has ended. A second trigger would be a second job.
+    # The transaction that tried before has released the lock, so it has ended. A second trigger would be a second job.
     if tried and (yield from value("has_committed", tried[-1])):
         return row
     tried.append((yield from value("this_transaction")))
@@ -131,7 +131,7 @@ def _amend_schedule(
     if is_paused is not None:
         paused, due, triggers = is_paused, row.next_at if is_paused else next_at, row.triggers
     changed = yield query("amend_schedule", row.name, paused, due, triggers)
-    yield from record(said, (yield NOW), said.queue, f"schedule {row.name}", None, None)
+    yield from record(entry, (yield NOW), entry.queue, f"schedule {row.name}", None, None)
     yield query("announce_schedules")
     return _row(changed[0])
 

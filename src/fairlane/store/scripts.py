@@ -5,7 +5,6 @@ What they apply is recorded as our own `migrate` records it, so that each finds 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,8 @@ from fairlane.store.procedures import Procedure, Query, Script, query, snapshot,
 from fairlane.store.statements import load_statements
 
 _PACKAGES = {"postgresql": "fairlane.store.postgres", "sqlite": "fairlane.store.sqlite"}
-_RECORD = re.compile(r"create table if not exists (\S+)")
+_RECORDS = {"fairlane.store.postgres": "fairlane.migrations", "fairlane.store.sqlite": "migrations"}
+"""The tables of the migrations that a database has."""
 
 Rows = Iterable[Sequence[Any]]
 
@@ -105,14 +105,8 @@ class Schema:
     def _with_record(self, migration: Migration) -> str:
         # Numbers, file names and checksums of our own package: nothing here comes from a user.
         values = f"({migration.number}, '{migration.name}', '{migration.checksum}')"
-        recorded = f"insert into {self._record} (number, name, checksum)\nvalues {values};"
+        recorded = f"insert into {_RECORDS[self.package]} (number, name, checksum)\nvalues {values};"
         return f"-- migration {migration.name}\n{migration.sql.rstrip()}\n\n{recorded}"
-
-    @property
-    def _record(self) -> str:
-        found = _RECORD.search(self._statement("create_migrations"))
-        assert found is not None, "the statement that creates the record names no table"
-        return found[1]
 
     def _statement(self, name: str) -> str:
         return load_statements(self.package, "queries.sql")[name]

@@ -26,7 +26,7 @@ def load_functions(package: str, *names: str) -> dict[str, str]:
 def load_statements(package: str, *names: str) -> dict[str, str]:
     """The statements of one store's `.sql` files by name. `-- name: claim_jobs` starts one; comments stay with it.
 
-    What several statements have in common is a `-- part: told` before them, and stands in each as `{told}`.
+    What several statements have in common is a `-- part: named` before them, and stands in each as `{named}`.
     Statements that differ in one expression share their text: `-- name: list_by_end = k.ended` gives it for `{it}`.
     """
     statements: dict[str, str] = {}
@@ -34,10 +34,10 @@ def load_statements(package: str, *names: str) -> dict[str, str]:
     for name in names:
         pieces = iter(_NAME.split(files(package).joinpath(name).read_text(encoding="utf-8"))[1:])
         waiting: list[tuple[str, str]] = []
-        for kind, key, it, text in zip(pieces, pieces, pieces, pieces, strict=True):
-            body = text.strip()
-            for part, told in parts.items():
-                body = body.replace(part, told)
+        for kind, key, it, piece in zip(pieces, pieces, pieces, pieces, strict=True):
+            body = piece.strip()
+            for part, text in parts.items():
+                body = body.replace(part, text)
             if kind == "part":
                 parts[f"{{{key}}}"] = body
                 continue

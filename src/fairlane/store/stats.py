@@ -1,8 +1,8 @@
 """Stats as people read them: written once, as procedures that ask a store for named statements.
 
-Everything that is asked of one `Moment` is of one snapshot of the database. What it says is the stored sums, and over
-them what the journal tells that nobody has added up, and what has happened that no claim has seen. Looking changes
-nothing.
+Everything that is asked of one `Moment` is of one snapshot of the database. It combines the
+stored sums with the tallies that nobody has added up, and with what has happened that no claim has seen. Nothing here
+changes anything.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from itertools import product
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import Instant
 from fairlane.job import JobRecord
-from fairlane.policy.keys import By, select
+from fairlane.policy.keys import By, select, shared_gate_id
 from fairlane.policy.overrides import Override
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import WEIGHT, BoundLimit, Policy
@@ -28,8 +28,8 @@ from fairlane.scheduler.journal import Tail, decode_tally
 from fairlane.scheduler.resident import Found, upcoming
 from fairlane.scheduler.snapshot import (
     Ask,
+    FlowRow,
     Forced,
-    GateRow,
     LaneRow,
     LaneTally,
     Release,
@@ -37,41 +37,48 @@ from fairlane.scheduler.snapshot import (
     SharedRelease,
 )
 from fairlane.stats.gates import (
-    Came,
     Ends,
     LaneKeys,
     board_now,
     first_shut,
     gates_in_doubt,
     gauges,
-    hears_arrivals,
     held_now,
-    holding,
     is_in_doubt,
-    shared_gates_of,
 )
 from fairlane.stats.keys import (
     DAY,
     MINUTE,
-    Held,
     KeyFigures,
     Minute,
     Place,
     Recent,
     Unseen,
-    changes_of_held,
+    held_by_limit,
     jobs_held,
 )
 from fairlane.store import stats_rows
 from fairlane.store.explain import facts_about, subject_of
-from fairlane.store.operators import JobFilter, find_jobs
 from fairlane.store.policies import all_in_force
-from fairlane.store.procedures import TIME, Procedure, Question, Rows, Some, on_board, query, snapshot
+from fairlane.store.procedures import (
+    TIME,
+    Procedure,
+    Question,
+    Rows,
+    Some,
+    answered,
+    ask_board,
+    on_board,
+    query,
+    snapshot,
+)
 from fairlane.store.rows import (
     Declared,
     decode_given,
     decode_key,
     decode_keys,
+    gate_row,
+    lane_row,
     no_such_queue,
     record_of,
     uuid_of,
@@ -93,18 +100,18 @@ from fairlane.store.stats_values import (
 )
 
 T = TypeVar("T")
-S = TypeVar("S")
 Key = tuple[str | None, ...]
 Named = tuple[str, KeyFigures]
 """A key, and the partition that it is in."""
 Wanted = tuple[BoundLimit, Key]
 """A limit, and the key that it is asked for."""
+Pieces = Literal["flows", "lanes", "gates"]
 MANY = 2_000
 """Keys of which jobs came that no claim has seen, and that are looked up one by one. Where there are more, a list is
 made from what it is sorted by, of all keys."""
 
 LANES_EACH = 200
-"""Lanes of one flow that are looked at to tell which limits its jobs pass."""
+"""Lanes of one flow that are looked at to find the limits that its jobs pass."""
 OLDEST_LANES = 1_000
 OLDEST_AT_ONCE = 20
 """Lanes whose heads are looked up together, to find the job that has waited for the longest."""
@@ -131,7 +138,6 @@ class Moment:
         self._ended: dict[str, list[Override]] = {}
         self._recents: dict[str, Recent] = {}
         self._tails: dict[str, Tail] = {}
-        self._ends: dict[str, Ends] = {}
 
     def policies(self) -> Procedure[dict[str, Declared]]:
         """Every queue's policy as it is now, with what operators have changed: what has ended holds nobody back, though
@@ -156,14 +162,13 @@ class Moment:
         """These queues at a glance, in a fixed number of statements however many they are."""
         recents = yield from self._recents_of(queues)
         found = yield query("survey", list(recents), COUNTED_AT_MOST, self.now)
-        stored_held = {name: stats_rows.decode_held(held) for name, *_, held, _ in found}
-        held = yield from self._held_in(recents, stored_held)
+        held = yield from self._held_in(recents)
         lapsed = dict(map(tuple, (yield query("count_lapsed", list(recents), self.now, COUNTED_AT_MOST))))
         dead: dict[str | None, int] = dict(map(tuple, (yield query("count_newest_dead", COUNTED_AT_MOST))))
         has_all_dead = dead.pop(None, sum(dead.values())) < COUNTED_AT_MOST
         figures = []
         oldest = yield from self._oldest_in([row[0] for row in found if row[1] > 0])
-        for name, ready, running, parked, scheduled, due_at, counted_at, _, hours in found:
+        for name, ready, running, scheduled, counted_at, hours in found:
             recent = recents[name]
             unseen = recent.unseen
             waiting = max(0, ready + unseen.ready)
@@ -174,63 +179,51 @@ class Moment:
                     ready=waiting,
                     running=max(0, running - recent.ended),
                     lapsed=lapsed.get(name, 0),
-                    parked_lanes=parked,
                     unseen=max(0, unseen.ready),
                     bells=unseen.events + len(recent.ends.releases),
                     scheduled=Counted(scheduled, scheduled < COUNTED_AT_MOST),
                     dead=Counted(dead.get(name, 0), has_all_dead),
-                    held=held[name][0],
-                    held_jobs=min(waiting, held[name][1]),
+                    held=held_by_limit((each.held_by, each.waiting) for each in held[name]),
+                    held_jobs=min(waiting, jobs_held({each.place: each.waiting for each in held[name]})),
                     oldest_ready_at=min(since, default=None),
-                    next_due_at=due_at,
                     counted_at=counted_at,
                     uncounted=recent.claims,
-                    hours=recent.over_hours(stats_rows.decode_hours(hours)),
+                    hours=recent.over_hours(stats_rows.decode_hours(hours), self.now),
                 )
             )
         return figures
 
-    def _held_in(
-        self, recents: Mapping[str, Recent], stored: Mapping[str, Mapping[str, Held]]
-    ) -> Procedure[dict[str, tuple[dict[str, Held], int]]]:
-        """By queue: by limit, whom it holds back now; and how many jobs they hold back together."""
-        policies = yield from self.policies()
-        before = yield from self._stored_of(recents)
-        joined = yield from self._held_sums(
-            {n: each for n, each in recents.items() if stored[n] and each.unseen.events}
-        )
-        after = {n: recent.over(before[n]) if recent.places else [] for n, recent in recents.items()}
-        held: dict[str, dict[str, Held]] = {}
-        for name in recents:
-            changes = changes_of_held(before[name], after[name])
-            for each, came in joined.get(name, ()):
-                for limit in each.held_by:
-                    known = changes.get(limit, Held())
-                    changes[limit] = Held(known.keys - (each.waiting <= 0), known.jobs + came)
-            found = stats_rows.add_held(stored[name], changes)
-            policy = policies[name].policy
-            held[name] = {limit: each for limit, each in found.items() if policy.bound_named(limit) is not None}
-        # One limit holds every key once. Of several, the keys tell which jobs they hold together.
-        several = {name: recents[name] for name, limits in held.items() if len(limits) > 1}
-        joined |= yield from self._held_sums({n: each for n, each in several.items() if n not in joined})
-        together = {name: sum(each.jobs for each in limits.values()) for name, limits in held.items()}
-        for name in several:
-            keys = {each.place: each.waiting for each, _ in joined.get(name, ()) if held[name].keys() & each.held_by}
-            keys |= {(each.by, each.key): each.waiting for each in after[name] if held[name].keys() & each.held_by}
-            together[name] = jobs_held(keys)
-        return {name: (held[name], together[name]) for name in recents}
-
-    def _sums_of(
-        self, queues: Sequence[str], by: By | None, *, held_only: bool = False
-    ) -> Procedure[dict[str, list[KeySums]]]:
-        """What lists are sorted by, of every key that is stored, by queue."""
-        asked = (list(queues), None if by is None else key_scope(by), held_only)
-        return {name: decode_sums(text) for name, text in (yield query("select_key_sums", *asked))} if queues else {}
+    def _held_in(self, recents: Mapping[str, Recent]) -> Procedure[dict[str, list[KeySums]]]:
+        """By queue, the keys that limits and pauses hold back now, as far as those are in force."""
+        stored = {name: decode_sums(text) for name, text in (yield from _select("select_held_sums", recents))}
+        yield from self._load_lanes(stored)
+        held: dict[str, list[KeySums]] = {name: [] for name in recents}
+        for name, several in stored.items():
+            known = set(recents[name].places)
+            for each in (each for each in several if each.place not in known):
+                by, key = each.place
+                each.waiting += recents[name].arrived(by).get(key, 0)
+                held[name].append(each)
+        changed = [
+            (name, key_scope(by), stats_rows.key_text(key))
+            for name, recent in recents.items()
+            for by, key in recent.places
+        ]
+        for name, figures in (yield from self._over(recents, changed)):
+            held[name].append(KeySums.of(figures))
+        for name, several in held.items():
+            policy = recents[name].policy
+            limits = {limit for each in several for limit in each.held_by}
+            if gone := {limit for limit in limits if policy.bound_named(limit) is None}:
+                for each in several:
+                    each.held_by = tuple(limit for limit in each.held_by if limit not in gone)
+            held[name] = [each for each in several if each.held_by and each.waiting > 0]
+        return held
 
     def minutes(self, queues: Sequence[str], since: Instant) -> Procedure[dict[str, list[Minute]]]:
         """What happened in each queue, minute by minute, the oldest first; minutes without anything are left out."""
         first = since // MINUTE
-        stored = _by_name((yield query("select_minutes", list(queues), first)), stats_rows.decode_minute)
+        stored = _by_name((yield from _select("select_minutes", queues, first)), stats_rows.decode_minute)
         recents = yield from self._recents_of(queues)
         found = {name: recent.over_minutes(stored.get(name, ())) for name, recent in recents.items()}
         return {name: [each for each in found.get(name, ()) if each.number >= first] for name in queues}
@@ -255,16 +248,26 @@ class Moment:
         if sought is None:
             return KeyPage([], None)
         recents = yield from self._recents_of(queues, with_lanes=True)
-        changed = yield from self._changed(recents, by)
-        known = {stats_rows.key_text(figures.key) for _, figures in changed}
-        changed = stats_rows.matching(changed, sought)
-        some = (yield query("find_keys", list(queues), scope, sought, stats_rows.FEW + 1)) if sought else ()
+        changed: list[Named] = []
+        known: set[str] = set()
+        sums: dict[str, list[KeySums]] = {}
+        if held_only:
+            sums = yield from self._held_in(recents)
+        else:
+            changed = yield from self._changed(recents, by)
+            known = {stats_rows.key_text(figures.key) for _, figures in changed}
+            changed = stats_rows.matching(changed, sought)
+            if any(len(recent.arrived(by)) > MANY for recent in recents.values()):
+                stored = {
+                    name: decode_sums(text) for name, text in (yield from _select("select_key_sums", recents, scope))
+                }
+                for name, recent in recents.items():
+                    sums[name] = stats_rows.with_arrivals(stored.get(name, ()), by, recent.arrived(by), known)
         listed: list[tuple[str, str, str]] = []
-        if held_only or any(len(recent.arrived(by)) > MANY for recent in recents.values()):
-            sums = yield from self._sums_of(list(recents), by, held_only=held_only)
-            for name, recent in recents.items():
-                all_sums = stats_rows.with_arrivals(sums.get(name, ()), by, recent.arrived(by), known)
-                first = stats_rows.first_of(all_sums, sort, place, name, limit + 1, sought, held_only=held_only)
+        some = (yield query("find_keys", list(queues), scope, sought, stats_rows.FEW + 1)) if sought else ()
+        if sums:
+            for name, several in sums.items():
+                first = stats_rows.first_of(several, scope, sort, place, name, limit + 1, sought)
                 listed += [(name, scope, key) for key in first]
         elif sought and len(some) <= stats_rows.FEW:
             listed = list(product(queues, [scope], sorted({key for (key,) in some} - known)))
@@ -275,7 +278,7 @@ class Moment:
                     (queue, scope, key) for (key,) in (yield Some(f"list_keys_by_{sort}", asked, limit + 1, known))
                 ]
         found = yield from self._over(recents, listed)
-        return stats_rows.page_of([*found, *changed], sort, place, limit, held_only=held_only)
+        return stats_rows.page_of([*found, *changed], sort, place, limit)
 
     def keys_named(self, queues: Sequence[str], places: Sequence[Place]) -> Procedure[list[Named]]:
         """The figures of single keys, wherever they are known."""
@@ -286,109 +289,79 @@ class Moment:
     def list_held(self, queues: Sequence[str], limit: int = 20) -> Procedure[list[Named]]:
         """Of all scopes of these queues, the keys behind whose limits and pauses most jobs wait, the most first."""
         recents = yield from self._recents_of(queues)
-        changed = yield from self._changed(recents)
-        held = yield from self._held_sums(recents)
-        listed = [
-            (name, each.scope, each.key)
-            for name, several in held.items()
-            for each, _ in nsmallest(limit, several, key=lambda each: (-each[0].waiting, each[0].key))
+        held = [
+            (-each.waiting, name, each.key, each.scope)
+            for name, several in (yield from self._held_in(recents)).items()
+            for each in several
         ]
-        return stats_rows.most_held([*(yield from self._over(recents, listed)), *changed], limit)
+        listed = [(name, scope, key) for _, name, key, scope in nsmallest(limit, held)]
+        found = {
+            (name, key_scope(figures.by), stats_rows.key_text(figures.key)): figures
+            for name, figures in (yield from self._over(recents, listed))
+        }
+        return [(name, found[name, scope, key]) for name, scope, key in listed]
 
-    def _held_sums(self, recents: Mapping[str, Recent]) -> Procedure[dict[str, list[tuple[KeySums, int]]]]:
-        """By queue, the keys that are stored as held and of which no more has changed than that jobs came; each with
-        how many, which are counted."""
-        sums = yield from self._sums_of(list(recents), None, held_only=True)
-        yield from self._load_lanes(list(sums))
-        held: dict[str, list[tuple[KeySums, int]]] = {}
-        for name, several in sums.items():
-            recent, known = recents[name], set(recents[name].places)
-            for each in several:
-                by, key = each.place
-                if (by, key) not in known:
-                    came = recent.arrived(by).get(key, 0)
-                    each.waiting += came
-                    held.setdefault(name, []).append((each, came))
-        return held
-
-    def _changed(self, recents: Mapping[str, Recent], by: By | None = None) -> Procedure[list[Named]]:
-        """Keys of which the stored stats do not say everything, as they are now, in every partition; of one scope, if
-        one is given. Those that are only unseen are among them where they are few."""
-        places = {place: None for recent in recents.values() for place in recent.places if by in (None, place[0])}
+    def _changed(self, recents: Mapping[str, Recent], by: By) -> Procedure[list[Named]]:
+        """Keys of a scope of which the stored stats do not say everything, as they are now, in every partition. Those
+        that are only unseen are among them where they are few."""
+        keys = {key: None for recent in recents.values() for scope, key in recent.places if scope == by}
         for recent in recents.values():
-            if by is not None and len(recent.arrived(by)) <= MANY:
-                places |= {(by, key): None for key in recent.arrived(by)}
-        named = [(key_scope(by), stats_rows.key_text(key)) for by, key in places]
-        return (yield from self._over(recents, [(name, *each) for name in recents for each in named]))
+            if len(recent.arrived(by)) <= MANY:
+                keys |= dict.fromkeys(recent.arrived(by))
+        listed = product(recents, [key_scope(by)], map(stats_rows.key_text, keys))
+        return (yield from self._over(recents, list(listed)))
 
     def _over(self, recents: Mapping[str, Recent], listed: Sequence[Sequence[str]]) -> Procedure[list[Named]]:
         """Keys as they are now, each by its queue, scope and name."""
-        stored = _figures((yield query("select_keys", Rows(listed, 3))) if listed else ())
-        if listed and any(recent.lanes is None for recent in recents.values()):
-            yield from self._recents_of(list(recents), with_lanes=True)
+        if not listed:
+            return []
+        stored = _by_name((yield query("select_keys", Rows(listed, 3))), stats_rows.key_figures)
         places: dict[str, dict[Place, None]] = {}
         for name, scope, key in listed:
             places.setdefault(name, {})[stats_rows.place_of(scope, key)] = None
+        yield from self._load_lanes(places)
         return [
             (name, figures)
             for name, each in places.items()
-            for figures in recents[name].over(stored.get(name, ()), each)
+            for figures in recents[name].over(stored.get(name, ()), self.now, each)
         ]
-
-    def _stored_of(self, recents: Mapping[str, Recent]) -> Procedure[dict[str, list[KeyFigures]]]:
-        """What is stored of the keys that they concern, by queue."""
-        wanted = [
-            (name, key_scope(by), stats_rows.key_text(key))
-            for name, recent in recents.items()
-            for by, key in recent.places
-        ]
-        if wanted:
-            yield from self._recents_of(list(recents), with_lanes=True)
-        stored = _figures((yield query("select_keys", Rows(wanted, 3))) if wanted else ())
-        return {name: stored.get(name, []) for name in recents}
 
     # What the stored stats do not say.
 
-    def _recents_of(self, queues: Sequence[str], *, with_lanes: bool = False) -> Procedure[dict[str, Recent]]:
+    def _recents_of(self, queues: Iterable[str], *, with_lanes: bool = False) -> Procedure[dict[str, Recent]]:
         """What is not in the stored stats, of those of these queues that are known; with the lanes of what is unseen,
         if they are asked for."""
-        policies = yield from self.policies()
-        known = [name for name in queues if name in policies]
-        if fresh := [name for name in known if name not in self._recents]:
-            told = _by_name((yield query("select_told_of", fresh)), decode_tally)
-            unseen = {name: Unseen(*counts) for name, *counts in (yield query("select_unseen", fresh, self.now))}
-            given = yield from self._given_in([name for name in unseen if policies[name].policy.brought])
-            for name, resumed in (yield from self._resumed_in({n: policies[n].policy for n in fresh})).items():
-                unseen[name] = msgspec.structs.replace(unseen.get(name, Unseen()), resumed=resumed)
+        declared = yield from self.policies()
+        policies = {name: declared[name].policy for name in queues if name in declared}
+        if fresh := [name for name in policies if name not in self._recents]:
+            tallies = _by_name((yield query("select_told_of", fresh)), decode_tally)
+            unseen = yield from self._unseen_in({name: policies[name] for name in fresh})
             ends = yield from self._ends_of(fresh)
             for name in fresh:
-                of = (told.get(name, ()), unseen.get(name, Unseen()), ends[name], self.now, given.get(name, ()))
-                self._recents[name] = Recent(policies[name].policy, *of)
-            yield from self._load_lanes([name for name in fresh if self._recents[name].unseen.events <= MANY])
-            yield from self._hold({name: policies[name].policy for name in fresh})
+                self._recents[name] = Recent(policies[name], self.now, tallies.get(name, ()), unseen[name], ends[name])
+            yield from self._load_lanes([name for name in fresh if unseen[name].events <= MANY])
+            yield from self._hold({name: self._recents[name] for name in fresh})
         if with_lanes:
-            yield from self._load_lanes(known)
-        return {name: self._recents[name] for name in known}
+            yield from self._load_lanes(policies)
+        return {name: self._recents[name] for name in policies}
 
-    def _given_in(self, queues: Sequence[str]) -> Procedure[dict[str, list[tuple[Mapping[str, float], int]]]]:
-        """By queue, the numbers that unseen jobs brought along."""
-        found: dict[str, list[tuple[Mapping[str, float], int]]] = {}
-        for name, text, given_by in (yield query("select_unseen_given", queues, self.now)) if queues else ():
-            found.setdefault(name, []).append((decode_given(text) or {}, given_by))
-        return found
+    def _unseen_in(self, policies: Mapping[str, Policy]) -> Procedure[dict[str, Unseen]]:
+        """How much has come to each queue that no claim has seen; with the numbers that these jobs brought along, and
+        the places in its sequence that are free again."""
+        counts: dict[str, tuple[int, Instant | None, int]]
+        counts = {name: tuple(each) for name, *each in (yield query("select_unseen", list(policies), self.now))}
+        brought = [name for name in counts if policies[name].brought]
+        given = _by_name(
+            (yield from _select("select_unseen_given", brought, self.now)),
+            lambda text, given_by: (decode_given(text) or {}, given_by),
+        )
+        sequences = {name: each.sequence.limit.by for name, each in policies.items() if each.sequence is not None}
+        resumed: dict[str, Counter[Key]] = {name: Counter() for name in policies}
+        for name, priority, keys, count in (yield from _select("select_resumed", sequences, self.now)):
+            resumed[name][select(sequences[name], decode_keys(keys), priority)] += count
+        return {name: Unseen(*counts.get(name, (0, None, 0)), given.get(name, ()), resumed[name]) for name in policies}
 
-    def _resumed_in(self, policies: Mapping[str, Policy]) -> Procedure[dict[str, dict[Key, int]]]:
-        """By queue and key of its sequence, how many jobs had kept their place in it until now."""
-        sequences = {name: policy.sequence.limit.by for name, policy in policies.items() if policy.sequence}
-        found: dict[str, dict[Key, int]] = {name: {} for name in sequences}
-        for name, priority, keys, count in (
-            (yield query("select_resumed", list(sequences), self.now)) if sequences else ()
-        ):
-            key = select(sequences[name], decode_keys(keys), priority)
-            found[name][key] = found[name].get(key, 0) + count
-        return found
-
-    def _load_lanes(self, queues: Sequence[str]) -> Procedure[None]:
+    def _load_lanes(self, queues: Iterable[str]) -> Procedure[None]:
         if fresh := [name for name in queues if self._recents[name].lanes is None]:
             found = dict(map(tuple, (yield query("select_unseen_lanes", fresh, self.now))))
             for name in fresh:
@@ -396,156 +369,104 @@ class Moment:
 
     def _ends_of(self, queues: Sequence[str]) -> Procedure[dict[str, Ends]]:
         """Claims that have ended and that no claim has seen."""
-        if fresh := [name for name in queues if name not in self._ends]:
-            self._ends |= yield from self._select_ends(fresh)
-        return {name: self._ends[name] for name in queues}
-
-    def _select_ends(self, queues: Sequence[str]) -> Procedure[dict[str, Ends]]:
-        releases: dict[str, list[Release]] = {}
-        since: dict[str, Instant] = {}
+        releases: dict[str, list[Release]] = {name: [] for name in queues}
+        since = dict.fromkeys(queues, 0)
         for name, applied_at, lane, *counts in (yield query("select_pending_releases", list(queues))):
             since[name] = applied_at
-            lane = lane if isinstance(lane, bytes) else bytes.fromhex(lane)
-            releases.setdefault(name, []).append(Release(lane, *counts))
-        if not releases:
-            return dict.fromkeys(queues, Ends())
-        tails = yield from self.tails(releases)
-        asked = {(name, release.lane) for name, each in releases.items() for release in each}
-        others = [each for each in asked if each[1] not in tails[each[0]].lanes]
-        lanes: dict[bytes, LaneKeys] = {
-            lane: (decode_keys(keys), priority)
-            for lane, priority, keys in (yield query("select_keys_of_lanes", *_in_step(others)))
-        }
-        changed = [row for name, lane in asked if (row := tails[name].lanes.get(lane)) is not None]
-        lanes |= {row.id: (row.keys, row.priority) for row in changed}
+            releases[name].append(Release(lane if isinstance(lane, bytes) else bytes.fromhex(lane), *counts))
+        lanes = {name: {release.lane for release in each} for name, each in releases.items() if each}
+        found = yield from self._left("lanes", "select_keys_of_lanes", lanes, _lane_of_keys)
+        keys: dict[bytes, LaneKeys] = {lane.id: (lane.keys, lane.priority) for lane in found}
         return {
-            name: Ends(each, {one.lane: lanes[one.lane] for one in each if one.lane in lanes}, since.get(name, 0))
-            for name in queues
-            for each in (releases.get(name, []),)
+            name: Ends(each, {lane: keys[lane] for lane in lanes.get(name, ()) if lane in keys}, since[name])
+            for name, each in releases.items()
         }
 
-    def _hold(self, policies: Mapping[str, Policy]) -> Procedure[None]:
+    def _hold(self, recents: Mapping[str, Recent]) -> Procedure[None]:
         """Find out whom limits hold back now, where the last claim has left it otherwise: see `held_now`."""
         limited = {
-            name: policy
-            for name, policy in policies.items()
-            if policy.keyed_limits or policy.overrides.pauses or self._ended[name]
+            name: recent
+            for name, recent in recents.items()
+            if recent.policy.keyed_limits or recent.policy.overrides.pauses or self._ended[name]
         }
         if not limited:
             return
         tails = yield from self.tails(limited)
-        named = {
-            n: gates_in_doubt(policy, self._recents[n].ends, self._ended[n], self._recents[n].unseen.resumed)
-            for n, policy in limited.items()
-        }
-        for name, places in (yield from self._shared_in_use(limited)).items():
-            named[name] |= {limited[name].gate_of(*each): each for each in places}
-        for name, each in (yield from self._rung(limited)).items():
-            named[name] |= each
-        brought = {name: self._brought_by_key(policy) for name, policy in limited.items()}
-        rows: dict[str, dict[bytes, GateRow]] = {name: {} for name in limited}
-        for name, *row in (yield from self._stored_in_doubt(limited)):
-            if (gate := _gate(row)).id not in tails[name].gates:
-                rows[name][gate.id] = gate
-        for name, tail in ((name, tails[name]) for name in limited):
-            changed = [gate for gate in tail.gates.values() if gate is not None]
-            rows[name] |= {g.id: g for g in changed if is_in_doubt(g, self.now) or g.limit in brought[name]}
-        may_stop = [name for name, policy in limited.items() if self._recents[name].may_be_stopped(policy)]
-        yield from self._load_lanes(may_stop)
-        for name in may_stop:
-            named[name] |= holding(limited[name], self._recents[name].stopped(limited[name]))
-        owners = {gate: name for name, gates in named.items() for gate in gates}
-        for gate in (yield from self._gates_left({name: list(gates) for name, gates in named.items()})):
-            rows[owners[gate.id]][gate.id] = gate
-        for name, policy in limited.items():
-            places = [
-                (bound, tuple(row.key))
-                for row in rows[name].values()
-                if (bound := policy.bound_named(row.limit)) is not None
-            ]
-            named[name] |= holding(policy, places)
-        came = yield from self._came_to({name: gates.values() for name, gates in named.items()})
-        for name, policy in limited.items():
-            recent, wanted = self._recents[name], named[name].values()
-            shared, freed = yield from self._shared_behind(wanted)
-            ends = msgspec.structs.replace(recent.ends, shared=freed)
-            board = board_now(policy, self.now, rows[name].values(), wanted, shared, ends, came[name])
-            recent.hold(held_now(board, named[name]))
+        wanted: dict[str, list[Wanted]] = {}
+        brought: dict[str, set[str]] = {}
+        named: list[tuple[str, str, Sequence[str | None]]] = []
+        for name, recent in limited.items():
+            policy = recent.policy
+            wanted[name] = gates_in_doubt(policy, recent.ends, self._ended[name], recent.unseen.resumed)
+            is_brought = bool(recent.unseen.given)
+            brought[name] = {each.name for each in policy.keyed_limits if is_brought and each.from_job is not None}
+            changed = [gate for gate in tails[name].gates.values() if gate is not None]
+            doubtful = [g for g in changed if is_in_doubt(g, self.now) or g.limit in brought[name]]
+            named += [(name, gate.limit, gate.key) for gate in doubtful]
+        named += yield from self._stored_in_doubt(limited, brought)
+        yield from self._load_lanes([name for name, recent in limited.items() if recent.stops])
+        for name, limit, key in named:
+            if (bound := limited[name].policy.bound_named(limit)) is not None:
+                wanted[name].append((bound, tuple(key)))
+        for name, recent in limited.items():
+            wanted[name] += recent.stopped()
+            wanted[name] = [each for each in wanted[name] if not each[0].limit.is_of_producers]
+        for name, board in (yield from self._boards(wanted)).items():
+            limited[name].hold(held_now(board, wanted[name]))
 
-    def _came_to(self, wanted: Mapping[str, Iterable[Wanted]]) -> Procedure[dict[str, dict[bytes, Came]]]:
-        """By queue and gate, what unseen arrivals tell these. The unseen lanes are looked up only where one of these
-        hears of them."""
-        told = {n: [each for each in several if self._recents[n].tells(each[0])] for n, several in wanted.items()}
-        yield from self._load_lanes(
-            [n for n, several in told.items() if any(self._recents[n].needs_lanes(bound) for bound, _ in several)]
-        )
-        policies = yield from self.policies()
-        return {
-            name: {policies[name].policy.gate_of(*each): self._recents[name].came_to(*each) for each in several}
-            for name, several in told.items()
-        }
+    def _stored_in_doubt(
+        self, recents: Mapping[str, Recent], brought: Mapping[str, Collection[str]]
+    ) -> Procedure[list[tuple[str, str, Sequence[str | None]]]]:
+        """Gates of keys, by queue, limit and key, that may not be as the tables have them: that are in doubt, whose
+        numbers unseen jobs may have `brought`, or that other queues use or have left room at.
 
-    def _brought_by_key(self, policy: Policy) -> dict[str, BoundLimit]:
-        """By name, the limits of keys whose numbers unseen jobs may have brought."""
-        is_brought = bool(self._recents[policy.queue].given)
-        return {bound.name: bound for bound in policy.keyed_limits if is_brought and bound.from_job is not None}
-
-    def _shared_in_use(self, policies: Mapping[str, Policy]) -> Procedure[dict[str, list[Wanted]]]:
-        """By queue, the gates of keys that are behind shared ones in use."""
-        bounds = {
-            name: {bound.name: bound for bound in policy.keyed_limits if bound.is_shared}
-            for name, policy in policies.items()
-            if policy.keyed_shared_limits
-        }
-        if not bounds:
-            return {}
-        names = sorted({bound.limit.name or "" for each in bounds.values() for bound in each.values()})
-        found = [
-            (limit, tuple(decode_key(key))) for limit, key in (yield query("select_shared_in_use", names, self.now))
-        ]
-        return {
-            name: [(each[limit], key) for limit, key in found if limit in each and key] for name, each in bounds.items()
-        }
-
-    def _rung(self, policies: Mapping[str, Policy]) -> Procedure[dict[str, dict[bytes, Wanted]]]:
-        """By queue and id, gates that other queues have left room at since somebody began to wait there."""
-        sharing = [name for name, policy in policies.items() if policy.keyed_shared_limits]
-        rung: dict[str, list[bytes]] = {}
-        for name, gate in (yield query("select_rung", sharing)) if sharing else ():
-            rung.setdefault(name, []).append(gate)
-        owners = {gate: name for name, gates in rung.items() for gate in gates}
-        found: dict[str, dict[bytes, Wanted]] = {}
-        for row in (yield from self._gates_left(rung)):
-            if (bound := policies[owners[row.id]].bound_named(row.limit)) is not None:
-                found.setdefault(owners[row.id], {})[row.id] = (bound, tuple(row.key))
-        return found
-
-    def _stored_in_doubt(self, policies: Mapping[str, Policy]) -> Procedure[Sequence[Any]]:
-        """Gates of the tables that `is_in_doubt`, or whose numbers unseen jobs may have brought. Of those that are in
-        use, and at which nobody is known to wait, only those of keys of which jobs are waiting: others hold nobody
-        back. What queues share is in use elsewhere: see `_shared_in_use`."""
+        Of those that are in use, and at which nobody is known to wait, only those of keys of which jobs are waiting:
+        others hold nobody back."""
+        limits = {name: recent.policy.keyed_limits for name, recent in recents.items()}
         asked = [
-            (name, bound.name, key_scope(bound.limit.by), bound.name in self._brought_by_key(policy))
-            for name, policy in policies.items()
-            for bound in policy.keyed_limits
+            (name, bound.name, key_scope(bound.limit.by), bound.name in brought[name])
+            for name, several in limits.items()
+            for bound in several
             if not bound.limit.is_of_producers
-        ] or [(name, "", "", False) for name in policies]
-        recents = [self._recents[name] for name in policies]
+        ] or [(name, "", "", False) for name in recents]
         keys: list[str] | None = None
-        if all(recent.lanes is not None and len(recent.places) <= MANY for recent in recents):
-            scopes = {bound.limit.by for policy in policies.values() for bound in policy.keyed_limits}
-            named = [key for recent in recents for _, key in recent.places]
-            named += [key for recent in recents for by in scopes for key in recent.arrived(by)]
-            keys = sorted(set(map(stats_rows.key_text, named)))
-        found: Sequence[Any] = yield query("select_gates_in_doubt", Rows(asked, 4), self.now, keys)
-        return found
+        if all(recent.lanes is not None and len(recent.places) <= MANY for recent in recents.values()):
+            scopes = {bound.limit.by for several in limits.values() for bound in several}
+            among = [key for recent in recents.values() for _, key in recent.places]
+            among += [key for recent in recents.values() for by in scopes for key in recent.arrived(by)]
+            keys = sorted(set(map(stats_rows.key_text, among)))
+        found = yield query("select_gates_in_doubt", Rows(asked, 4), self.now, keys)
+        named: list[tuple[str, str, Sequence[str | None]]]
+        named = [(name, limit, decode_key(key)) for name, limit, key in found]
+        sharing = [name for name, recent in recents.items() if recent.policy.keyed_shared_limits]
+        shared = [(name, bound) for name in sharing for bound in limits[name] if bound.is_shared]
+        used = yield from _select("select_shared_in_use", {bound.limit.name or "" for _, bound in shared}, self.now)
+        for limit, key in ((limit, decode_key(key)) for limit, key in used):
+            named += [(name, limit, key) for name, bound in shared if bound.name == limit and key]
+        rung: dict[str, set[bytes]] = {name: set() for name in sharing}
+        for name, gate in (yield from _select("select_rung", sharing)):
+            rung[name].add(gate)
+        owners = {gate: name for name, gates in rung.items() for gate in gates}
+        left = yield from self._left("gates", "select_gates_named", rung, gate_row)
+        return named + [(owners[gate.id], gate.limit, gate.key) for gate in left]
 
-    def tails(self, queues: Collection[str]) -> Procedure[dict[str, Tail]]:
+    def tails(self, queues: Iterable[str]) -> Procedure[dict[str, Tail]]:
         """What the tables of these queues may not hold."""
         if fresh := [name for name in queues if name not in self._tails]:
             deltas = _by_name((yield query("select_tails", fresh)), lambda delta: delta)
             self._tails |= {name: Tail(deltas.get(name, ())) for name in fresh}
         return {name: self._tails[name] for name in queues}
+
+    def _left(
+        self, kind: Pieces, statement: str, wanted: Mapping[str, Iterable[bytes]], decode: Callable[..., T]
+    ) -> Procedure[list[T]]:
+        """Pieces of the boards of queues by their ids, where they are known, as the last claims have left them."""
+        tails = {name: getattr(tail, kind) for name, tail in (yield from self.tails(wanted)).items()}
+        named = [(name, piece) for name, several in wanted.items() for piece in several]
+        others = [(name, piece) for name, piece in named if piece not in tails[name]]
+        stored = (yield query(statement, *map(list, zip(*others, strict=True)))) if others else ()
+        changed = [row for name, piece in named if (row := tails[name].get(piece)) is not None]
+        return [*(decode(*row) for row in stored), *changed]
 
     # The board.
 
@@ -583,7 +504,7 @@ class Moment:
         tail = (yield from self.tails([queue]))[queue]
         found = yield Some("select_all_lanes_of_flow", (flow,), LANES_AT_MOST, tail.lanes)
         changed = [lane for lane in tail.lanes.values() if lane is not None and lane.flow == flow]
-        return sorted([*map(_lane, found), *changed], key=lambda lane: (-lane.ready, lane.rank))[:limit]
+        return sorted([*(lane_row(*row) for row in found), *changed], key=lambda lane: (-lane.ready, lane.rank))[:limit]
 
     def lanes_of(self, policy: Policy, keys: Mapping[str, str | None], limit: int = 50) -> Procedure[list[LaneNow]]:
         """The lanes of a flow as they are now, those that jobs wait in first, each with the gate that holds it back."""
@@ -596,7 +517,7 @@ class Moment:
             for lane in lanes
             for gate, bound in policy.gates_of(lane.priority, lane.keys)
         }
-        board = (yield from self.boards({queue: policy}, {queue: gates.values()}))[queue]
+        board = (yield from self.boards({queue: gates.values()}))[queue]
         return [LaneNow(lane, first_shut(board, lane.priority, lane.keys)) for lane in lanes]
 
     def lanes_in(self, flows: Mapping[str, Iterable[Key]]) -> Procedure[dict[tuple[str, Key], list[LaneTally] | None]]:
@@ -609,7 +530,7 @@ class Moment:
             "select_lanes_of_flows", [name for name, _ in places.values()], list(places), LANES_EACH + 1
         )
         many = {places[flow] for flow, count in Counter(row[1] for row in stored).items() if count > LANES_EACH}
-        rows = [row for row in map(_lane, stored) if row.id not in tails[places[row.flow][0]].lanes]
+        rows = [lane_row(*row) for row in stored if row[0] not in tails[places[row[1]][0]].lanes]
         rows += [row for tail in tails.values() for row in tail.lanes.values() if row is not None]
         for row in rows:
             if row.flow in places:
@@ -646,17 +567,12 @@ class Moment:
         if not policies:
             return {}
         wanted = {name: [(bound, ()) for _, bound in each.queue_gates] for name, each in policies.items()}
-        boards = yield from self.boards(policies, wanted)
+        boards = yield from self.boards(wanted)
         rooms = {name: [gauge.room for gauge in gauges(boards[name], asked)] for name, asked in wanted.items()}
         return {
             each.queue: each.running + min(each.ready - each.held_jobs, *rooms[each.queue], each.ready)
             for each in (yield from self.survey(list(policies)))
         }
-
-    def find_jobs(self, wanted: JobFilter, limit: int) -> Procedure[list[JobRecord]]:
-        """The newest jobs that fit."""
-        page = yield from find_jobs(wanted, None, limit)
-        return page.jobs
 
     def scheduled_by_lane(self, queues: Sequence[str]) -> Procedure[LanesCounted]:
         """The jobs that are due next, up to `COUNTED_AT_MOST`, by lane."""
@@ -664,24 +580,26 @@ class Moment:
         lanes = [LaneTally(decode_keys(keys), priority, count) for priority, keys, count in found]
         return LanesCounted(lanes, sum(lane.arrived for lane in lanes) < COUNTED_AT_MOST)
 
-    def boards(
-        self, policies: Mapping[str, Policy], wanted: Mapping[str, Iterable[Wanted]]
-    ) -> Procedure[dict[str, Board]]:
+    def boards(self, wanted: Mapping[str, Iterable[Wanted]]) -> Procedure[dict[str, Board]]:
         """By queue, its board as it is now, as far as these gates are concerned."""
         asked = {name: list(each) for name, each in wanted.items()}
-        if not any(asked.values()):
-            return {name: board_now(policies[name], self.now, ()) for name in asked}
-        ends = yield from self._ends_of(list(asked))
-        hearing = {name: each for name, each in asked.items() if any(hears_arrivals(bound) for bound, _ in each)}
-        recents = yield from self._recents_of(list(hearing))
-        came = yield from self._came_to({name: hearing[name] for name in recents})
-        gates = {name: [policies[name].gate_of(*each) for each in several] for name, several in asked.items()}
-        left = yield from self._gates_left(gates)
-        shared, freed = yield from self._shared_behind(each for several in asked.values() for each in several)
+        yield from self._recents_of(asked)
+        return (yield from self._boards(asked))
+
+    def _boards(self, wanted: Mapping[str, Sequence[Wanted]]) -> Procedure[dict[str, Board]]:
+        recents = {name: self._recents[name] for name in wanted}
+        yield from self._load_lanes(
+            [n for n, several in wanted.items() if any(recents[n].needs_lanes(bound) for bound, _ in several)]
+        )
+        gates = {n: {recents[n].policy.gate_of(*each): each for each in several} for n, several in wanted.items()}
+        left = yield from self._left("gates", "select_gates_named", gates, gate_row)
+        shared, freed = yield from self._shared_behind([each for several in wanted.values() for each in several])
         boards = {}
-        for name, several in asked.items():
-            of = msgspec.structs.replace(ends[name], shared=freed) if freed else ends[name]
-            boards[name] = board_now(policies[name], self.now, left, several, shared, of, came.get(name, {}))
+        for name, recent in recents.items():
+            ends = msgspec.structs.replace(recent.ends, shared=freed)
+            known = [gate for gate in left if gate.id in gates[name]]
+            came = {gate: recent.came_to(*each) for gate, each in gates[name].items()}
+            boards[name] = board_now(recent.policy, self.now, known, gates[name].values(), shared, ends, came)
         return boards
 
     def _shared_behind(self, wanted: Iterable[Wanted]) -> Procedure[tuple[list[SharedGateRow], list[SharedRelease]]]:
@@ -689,43 +607,31 @@ class Moment:
         shared = [each for each in wanted if each[0].is_shared]
         if not shared:
             return [], []
-        known: Found = yield on_board("", "ask", Ask(shared=tuple(shared_gates_of(shared))))
+        gates = tuple(shared_gate_id(bound.name, key) for bound, key in shared)
+        known: Found = yield on_board("", "ask", Ask(shared=gates))
         freed = yield query("select_shared_ends", sorted({bound.limit.name or "" for bound, _ in shared}))
         return known.shared, [SharedRelease(*row) for row in freed]
 
-    def _gates_left(self, gates: Mapping[str, Sequence[bytes]]) -> Procedure[list[GateRow]]:
-        """The same as the last claims have left them."""
-        tails = yield from self.tails(gates)
-        wanted = [(name, gate) for name, named in gates.items() for gate in named]
-        others = [each for each in wanted if each[1] not in tails[each[0]].gates]
-        stored = (yield query("select_gates_named", *_in_step(others))) if others else ()
-        changed = [row for name, gate in wanted if (row := tails[name].gates.get(gate)) is not None]
-        return [*map(_gate, stored), *changed]
-
     def weights_named(self, flows: Mapping[str, Sequence[bytes]]) -> Procedure[dict[bytes, FlowWeight]]:
         """The weights of flows by their ids, where they are known."""
-        tails = yield from self.tails(flows)
-        wanted = [(name, flow) for name, named in flows.items() for flow in named]
-        others = [each for each in wanted if each[1] not in tails[each[0]].flows]
-        stored = (yield query("select_weights_named", *_in_step(others))) if others else ()
-        changed = [row for name, flow in wanted if (row := tails[name].flows.get(flow)) is not None]
-        numbers = [*stored, *((row.id, row.weight, row.given_by) for row in changed)]
-        weights: dict[bytes, tuple[float, int]] = {flow: (weight, given_by) for flow, weight, given_by in numbers}
+        left = yield from self._left("flows", "select_weights_named", flows, _flow_of_weight)
+        weights = {flow.id: (flow.weight, flow.given_by) for flow in left}
         for flow, brought in (yield from self._weights_brought([name for name in flows if flows[name]])).items():
             weights[flow] = max(brought, weights.get(flow, brought), key=lambda each: each[1])
         return {flow: FlowWeight(weight, given_by > 0) for flow, (weight, given_by) in weights.items()}
 
-    def _weights_brought(self, queues: Collection[str]) -> Procedure[dict[bytes, tuple[float, int]]]:
+    def _weights_brought(self, queues: Iterable[str]) -> Procedure[dict[bytes, tuple[float, int]]]:
         """By flow, the weights that unseen jobs have brought."""
-        policies = yield from self.policies()
-        weighed = {n: p for n in queues if n in policies and WEIGHT in (p := policies[n].policy).brought and p.fair}
-        recents = yield from self._recents_of(list(weighed))
-        recents = {name: recent for name, recent in recents.items() if recent.given}
-        yield from self._load_lanes(list(recents))
+        recents = {
+            name: recent
+            for name, recent in (yield from self._recents_of(queues)).items()
+            if recent.unseen.given and WEIGHT in recent.policy.brought and recent.policy.fair
+        }
+        yield from self._load_lanes(recents)
         return {
-            weighed[name].flow_of_key(key): brought
-            for name, recent in recents.items()
-            for key, brought in recent.brought(WEIGHT, weighed[name].fair_by).items()
+            recent.policy.flow_of_key(key): brought
+            for recent in recents.values()
+            for key, brought in recent.brought(WEIGHT, recent.policy.fair_by).items()
         }
 
     def next_jobs(self, queue: str, keys: Mapping[str, str | None], limit: int = 20) -> Procedure[list[JobRecord]]:
@@ -737,12 +643,13 @@ class Moment:
         arrivals = [bell for bell in loaded.arrivals if policy.flow_of(bell.priority, bell.keys) == flow]
         all_forced: list[Forced] = yield on_board(queue, "forced", limit)
         named = {bell.lane for bell in arrivals} | {each.lane for each in all_forced}
-        known = yield from _asked(queue, board.find(flows=[flow], lanes=sorted(named)))
+        known = yield from answered(queue, board.find(flows=[flow], lanes=sorted(named)), _with_parked)
         lanes = [lane.row() for lane in board.lanes.values() if lane.flow.id == flow]
         its_own = {lane.id for lane in lanes} | {bell.lane for bell in arrivals}
         forced = [each for each in all_forced if each.lane in its_own]
         found = known.flows[0] if known.flows else None
-        heads = yield from _asked(queue, upcoming(policy, self.now, found, lanes, arrivals, forced, limit))
+        coming = upcoming(policy, self.now, found, lanes, arrivals, forced, limit)
+        heads = yield from answered(queue, coming, _with_parked)
         return [record_of(row) for row in (yield query("select_jobs_at", [head.ref for head in heads]))]
 
     def workers(self) -> Procedure[list[WorkerSeen]]:
@@ -760,43 +667,32 @@ def of_one_moment(question: Callable[[Moment], Procedure[T]]) -> Procedure[T]:
     return (yield from question(Moment(now)))
 
 
-def _asked(queue: str, asking: Generator[Ask, Found, S]) -> Procedure[S]:
-    """Let whoever asks the tables come to its result. Lanes of a flow are those that are parked as well."""
-    try:
-        ask = next(asking)
-        while True:
-            lanes: list[LaneRow] = []
-            for flow, count in ask.ready:
-                lanes += map(_lane, (yield Some("select_lanes_of_flow", (flow,), count, ask.but_not[1])))
-            found: Found = yield on_board(queue, "ask", msgspec.structs.replace(ask, ready=[], but_not=([], [], [])))
-            ask = asking.send(msgspec.structs.replace(found, lanes=[*found.lanes, *lanes]))
-    except StopIteration as stop:
-        result: S = stop.value
-        return result
+def _with_parked(queue: str, ask: Ask) -> Procedure[Found]:
+    """What the tables hold; the lanes of a flow are those that are parked as well."""
+    lanes: list[LaneRow] = []
+    for flow, count in ask.ready:
+        rows = yield Some("select_lanes_of_flow", (flow,), count, ask.but_not[1])
+        lanes += [lane_row(*row) for row in rows]
+    found = yield from ask_board(queue, msgspec.structs.replace(ask, ready=[], but_not=([], [], [])))
+    return msgspec.structs.replace(found, lanes=[*found.lanes, *lanes])
 
 
-def _by_name(rows: Iterable[tuple[str, Any]], decode: Callable[[Any], T]) -> dict[str, list[T]]:
-    found: dict[str, list[T]] = {}
-    for name, text in rows:
-        found.setdefault(name, []).append(decode(text))
+def _select(name: str, of: Collection[str], *parameters: Any) -> Procedure[Sequence[Any]]:
+    """The rows of a statement about these, which is left out where there are none."""
+    found: Sequence[Any] = (yield query(name, list(of), *parameters)) if of else ()
     return found
 
 
-def _named(row: Sequence[Any]) -> Named:
-    return row[0], stats_rows.key_figures(row[1:])
+def _by_name(rows: Iterable[Sequence[Any]], decode: Callable[..., T]) -> dict[str, list[T]]:
+    found: dict[str, list[T]] = {}
+    for name, *rest in rows:
+        found.setdefault(name, []).append(decode(*rest))
+    return found
 
 
-def _figures(rows: Iterable[Sequence[Any]]) -> dict[str, list[KeyFigures]]:
-    return _by_name(((row[0], row[1:]) for row in rows), stats_rows.key_figures)
+def _lane_of_keys(lane: bytes, priority: int, keys: str) -> LaneRow:
+    return LaneRow(lane, b"", priority, decode_keys(keys), 0, 0, 0, 0, 0, None, 0.0)
 
 
-def _lane(row: Sequence[Any]) -> LaneRow:
-    return LaneRow(row[0], row[1], row[2], decode_keys(row[3]), *row[4:])
-
-
-def _gate(row: Sequence[Any]) -> GateRow:
-    return GateRow(row[0], row[1], decode_key(row[2]), *row[3:])
-
-
-def _in_step(wanted: Sequence[tuple[str, bytes]]) -> tuple[list[str], list[bytes]]:
-    return [queue for queue, _ in wanted], [each for _, each in wanted]
+def _flow_of_weight(flow: bytes, weight: float, given_by: int) -> FlowRow:
+    return FlowRow(flow, [], weight, 0.0, 0, 0.0, 0.0, 0, 0, 0, None, given_by)

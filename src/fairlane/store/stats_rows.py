@@ -9,24 +9,22 @@ from heapq import nsmallest
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError
 from fairlane.policy.keys import KEYS_REMEMBERED, By
-from fairlane.policy.policy import Policy
 from fairlane.scheduler.snapshot import UnseenLane
-from fairlane.stats.keys import HOUR, HOURS, Held, KeyFigures, Minute, Place, Span
+from fairlane.stats.keys import HOUR, HOURS, KeyFigures, Minute, Place, Span
+from fairlane.store.rows import encode
 from fairlane.store.stats_values import KeyPage, KeySort, WorkerReport, key_scope
 
 Row = Sequence[Any]
 
-_encoder = msgspec.json.Encoder()
 _read_hours = msgspec.json.Decoder(tuple[Span, ...]).decode
-_encode_minutes = msgspec.msgpack.Encoder().encode
-_read_minutes = msgspec.msgpack.Decoder(tuple[Span, ...]).decode
-_read_held_by = msgspec.json.Decoder(tuple[str, ...]).decode
+_encode_figures = msgspec.msgpack.Encoder().encode
+_read_figures = msgspec.msgpack.Decoder(KeyFigures).decode
 _read_key = msgspec.json.Decoder(tuple[str | None, ...]).decode
-decode_held = msgspec.json.Decoder(dict[str, Held]).decode
 decode_minute = msgspec.json.Decoder(Minute).decode
 
 decode_report = msgspec.json.Decoder(WorkerReport).decode
@@ -37,10 +35,6 @@ LOWEST = -(2**63)
 HIGHEST = 2**63 - 1
 FEW = 200
 """Keys that match a search, and are sorted here. Where more do, a list in its order comes upon enough of them soon."""
-
-
-def encode(value: object) -> str:
-    return _encoder.encode(value).decode()
 
 
 def key_text(key: Sequence[str | None]) -> str:
@@ -72,29 +66,14 @@ def sought(search: str) -> str | None:
     return None if "\x00" in search else search.lower()
 
 
-def key_figures(row: Row) -> KeyFigures:
-    """A row of a key as its figures: scope, key, waiting, running, ended, failed, ran, arrived_at, started_at,
-    began_at, run_time, held_by, hours, minutes."""
-    scope, key, waiting, running, _, _, _, *times, run_time, held_by, hours, minutes = row
-    arrived_at, started_at, began_at = times
-    return KeyFigures(
-        by=_by(scope),
-        key=_key(key),
-        waiting=waiting,
-        running=running,
-        held_by=() if held_by is None else _read_held_by(held_by),
-        arrived_at=arrived_at,
-        started_at=started_at,
-        began_at=began_at,
-        run_time=run_time,
-        hours=decode_hours(hours),
-        minutes=() if minutes is None else _read_minutes(minutes),
-    )
+def key_figures(waiting: int, running: int, held_by: str | None, figures: bytes) -> KeyFigures:
+    """A row of a key as its figures. What counting anew sets is in columns of its own."""
+    known = _read_figures(figures)
+    return replace(known, waiting=waiting, running=running, held_by=known.held_by if held_by is not None else ())
 
 
 def parameters(figures: KeyFigures) -> Row:
-    """The same figures, to be stored: with the label, and with when they are to be looked at again."""
-    hours = figures.hours
+    """The same figures, to be stored: with what lists are sorted and searched by, and when to look at them again."""
     return (
         key_scope(figures.by),
         key_text(figures.key),
@@ -102,48 +81,11 @@ def parameters(figures: KeyFigures) -> Row:
         figures.waiting,
         figures.running,
         figures.ended,
-        figures.failed,
-        figures.ran,
-        figures.arrived_at,
         figures.started_at,
-        figures.began_at,
-        figures.run_time,
         encode(figures.held_by) if figures.held_by else None,
-        encode(hours) if hours else None,
-        _encode_minutes(figures.minutes) if figures.minutes else None,
-        (hours[0].number + HOURS) * HOUR if hours else None,
+        (figures.hours[0].number + HOURS) * HOUR if figures.hours else None,
+        _encode_figures(figures),
     )
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """What the figures of a queue are kept by: its policy may look at other scopes by now, and have other limits."""
-
-    scopes: list[By] = []
-    limits: list[str] = []
-
-    @classmethod
-    def by(cls, policy: Policy) -> Kept:
-        return cls(sorted(policy.scopes), sorted(bound.name for bound in policy.bound if bound.limit.by))
-
-    @classmethod
-    def decode(cls, text: str) -> Kept:
-        return msgspec.json.decode(text, type=cls) if text else cls()
-
-    @property
-    def encoded(self) -> str:
-        return encode(self)
-
-    def new_scopes(self, before: Kept) -> list[By]:
-        return [by for by in self.scopes if by not in before.scopes]
-
-
-def add_held(held: Mapping[str, Held], changes: Mapping[str, Held]) -> dict[str, Held]:
-    """How many keys and jobs each limit holds back, once these have changed."""
-    after = dict(held)
-    for limit, change in changes.items():
-        known = after.get(limit, Held())
-        after[limit] = Held(known.keys + change.keys, known.jobs + change.jobs)
-    return {limit: each for limit, each in after.items() if each.keys > 0}
 
 
 def decode_hours(text: str | None) -> tuple[Span, ...]:
@@ -174,7 +116,7 @@ class KeyPlace(msgspec.Struct, frozen=True, array_like=True):
         return self.value, self.key.encode(), self.queue.encode()
 
     def encode(self) -> str:
-        return urlsafe_b64encode(_encoder.encode(self)).decode().rstrip("=")
+        return urlsafe_b64encode(encode(self).encode()).decode().rstrip("=")
 
     @classmethod
     def decode(cls, text: str, sort: KeySort, queues: Sequence[str]) -> KeyPlace:
@@ -190,12 +132,10 @@ class KeyPlace(msgspec.Struct, frozen=True, array_like=True):
         return place
 
 
-def page_of(
-    found: Iterable[tuple[str, KeyFigures]], sort: KeySort, place: KeyPlace | None, limit: int, *, held_only: bool
-) -> KeyPage:
+def page_of(found: Iterable[tuple[str, KeyFigures]], sort: KeySort, place: KeyPlace | None, limit: int) -> KeyPage:
     """What a list has after that place, where these are all that a search finds."""
     placed = sorted(
-        ((KeyPlace.of(sort, *each), each) for each in found if each[1].held_by or not held_only),
+        ((KeyPlace.of(sort, *each), each) for each in found),
         key=lambda each: each[0].order,
     )
     listed = [each for each in placed if place is None or each[0].order > place.order]
@@ -210,12 +150,6 @@ def matching(found: Iterable[tuple[str, KeyFigures]], sought: str) -> list[tuple
         for each in found
         if not each[1].is_idle and sought in label_of(each[1].key) and len(key_text(each[1].key)) < LONGEST_KEY
     ]
-
-
-def most_held(found: Iterable[tuple[str, KeyFigures]], limit: int) -> list[tuple[str, KeyFigures]]:
-    """Of these keys, those behind whose limits most jobs wait."""
-    held = [each for each in found if each[1].held_by]
-    return sorted(held, key=lambda each: (-each[1].waiting, each[0], key_text(each[1].key)))[:limit]
 
 
 class KeySums(msgspec.Struct, array_like=True, gc=False):
@@ -233,6 +167,11 @@ class KeySums(msgspec.Struct, array_like=True, gc=False):
     def place(self) -> Place:
         return place_of(self.scope, self.key)
 
+    @classmethod
+    def of(cls, figures: KeyFigures) -> KeySums:
+        counts = (figures.waiting, figures.running, figures.ended, figures.started_at or 0)
+        return cls(key_scope(figures.by), key_text(figures.key), *counts, figures.held_by)
+
 
 decode_sums = msgspec.json.Decoder(list[KeySums]).decode
 decode_lanes = msgspec.json.Decoder(list[UnseenLane]).decode
@@ -245,9 +184,9 @@ def place_of(scope: str, key: str) -> Place:
 def with_arrivals(
     stored: Iterable[KeySums], by: By, arrived: Mapping[tuple[str | None, ...], int], known: Collection[str]
 ) -> list[KeySums]:
-    """The same with jobs that came since, of all keys but those that are known better."""
-    sums = {each.key: each for each in stored if each.key not in known}
+    """The same with jobs that came since, of all keys of a scope but those that are known better."""
     scope = key_scope(by)
+    sums = {each.key: each for each in stored if each.key not in known}
     for key, count in arrived.items():
         text = key_text(key)
         found = sums.get(text)
@@ -259,21 +198,14 @@ def with_arrivals(
 
 
 def first_of(
-    sums: Iterable[KeySums],
-    sort: KeySort,
-    place: KeyPlace | None,
-    queue: str,
-    limit: int,
-    sought: str,
-    *,
-    held_only: bool,
+    sums: Iterable[KeySums], scope: str, sort: KeySort, place: KeyPlace | None, queue: str, limit: int, sought: str
 ) -> list[str]:
-    """The first keys after that place of a list, by their names."""
+    """The first keys of a scope after that place of a list, by their names."""
     name = queue.encode()
     placed = (
         (-_sorted_by(sort, each), each.key.encode(), name, each.key)
         for each in sums
-        if ((each.held_by and each.waiting > 0) or not held_only)
+        if each.scope == scope
         and len(each.key) < LONGEST_KEY
         and (not sought or sought in label_of(_read_key(each.key)))
     )

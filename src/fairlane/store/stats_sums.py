@@ -1,58 +1,52 @@
-"""Adding up what claims have told into the stored stats: one transaction over a bounded number of tallies."""
+"""Adding the tallies of claims to the stored stats: one transaction over a bounded number of tallies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from fairlane.clock import Instant
 from fairlane.policy.keys import By
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.journal import Tail, decode_tally
 from fairlane.scheduler.snapshot import LaneRow
-from fairlane.stats.keys import (
-    DAY,
-    MINUTE,
-    KeyFigures,
-    Minute,
-    Place,
-    Sums,
-    changes_of_held,
-    count_lanes,
-    place_of_gate,
-    still_held,
-)
+from fairlane.stats.keys import DAY, MINUTE, KeyFigures, Place, Sums, count_lanes, place_of_gate
 from fairlane.store import procedures, stats_rows
-from fairlane.store.procedures import (
-    TIME,
-    Many,
-    Procedure,
-    Rows,
-    Terms,
-    query,
-    run_by,
-    snapshot,
-    value,
-)
-from fairlane.store.rows import decode_key, decode_keys
+from fairlane.store.procedures import TIME, Many, Procedure, Rows, Terms, query, run_by, snapshot, value
+from fairlane.store.rows import decode_key, decode_keys, encode
 from fairlane.store.stats import Moment
-from fairlane.store.stats_rows import LONGEST_KEY, Kept
+from fairlane.store.stats_rows import LONGEST_KEY
 from fairlane.store.stats_values import Tallied, key_scope
-
-Row = Sequence[Any]
 
 STRETCH = 250
 """Keys that are read, changed and written together: a worker's event loop does nothing else meanwhile."""
 ENTRIES_EACH = 40
-"""What tallies say of lanes and gates, on average, in a pass that reads as many as it may: more ends it sooner."""
+"""Lanes and gates in a tally, on average, in a pass that reads as many tallies as it may: more ends it sooner."""
 AT_ONCE = 50
-"""Tallies that are read together: some 2,000 entries, after which whoever waits for a turn gets it."""
+"""Tallies that are read together: some 2,000 entries, after which other tasks get their turn."""
 LANES_AT_ONCE = 500
 """Lanes, or gates, that are read together where all are counted: some 10 ms."""
 NOTHING = Tallied(0, 0, more=False)
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """The scopes and limits that the stats of a queue were kept by: its policy may have others by now."""
+
+    scopes: list[By] = []
+    limits: list[str] = []
+
+    @classmethod
+    def by(cls, policy: Policy) -> Kept:
+        return cls(sorted(policy.scopes), sorted(bound.name for bound in policy.bound if bound.limit.by))
+
+    @classmethod
+    def decode(cls, text: str) -> Kept:
+        return msgspec.json.decode(text, type=cls) if text else cls()
 
 
 class Work(NamedTuple):
@@ -82,27 +76,28 @@ def _add_up(work: Work, limit: int) -> Procedure[Tallied]:
     most: int = yield from value("take_turn_at_tallying", work.id)
     if not most:
         return NOTHING
-    moment, limit = Moment((yield TIME).now), min(limit, most)
+    moment = Moment((yield TIME).now)
     found = yield query("select_queue_figures", work.id)
     policy = yield from moment.policy(work.queue)
-    adding = _AddingUp(policy, moment.now, FiguresRow(*found[0]) if found else FiguresRow(), limit)
-    if adding.is_kept_otherwise and not work.counts_anew:
+    adding = _Pass(work, policy, moment.now, min(limit, most), FiguresRow(*found[0]) if found else FiguresRow())
+    is_kept_otherwise = adding.kept != adding.before
+    if is_kept_otherwise and not work.counts_anew:
         return Tallied(0, 0, more=True)  # the policy has changed since we looked
-    more = yield from _fold(adding, work)
-    if adding.is_kept_otherwise:
+    more = yield from adding.fold()
+    if is_kept_otherwise:
         while more:
-            more = yield from _fold(adding, work)
-        adding.count_one_scope()
-        yield from _count_anew(adding, moment, work)
+            more = yield from adding.fold()
+        yield from adding.count_anew((yield from moment.tails([work.queue]))[work.queue])
     refreshed = yield query("select_keys_to_refresh", work.id, moment.now, STRETCH)
-    yield from _put(work.id, adding.refreshed(refreshed))
-    yield query("delete_old_minutes", work.id, adding.minutes_from)
-    yield query("put_queue_figures", work.id, *adding.row(), moment.now)
-    return adding.did(more=more or len(refreshed) >= STRETCH)
+    yield from adding.put([stats_rows.key_figures(*row).at(moment.now) for row in refreshed])
+    yield query("delete_old_minutes", work.id, (moment.now - DAY) // MINUTE)
+    yield query("put_queue_figures", work.id, *adding.row, moment.now)
+    has_more = more or len(refreshed) >= STRETCH or adding.kept != Kept.by(policy)
+    return Tallied(adding.tallies, adding.keys, has_more)
 
 
-_add_up_some = run_by(Terms(writes=True, is_together=True, is_durable=False), _add_up)
-_add_up_anew = run_by(Terms(writes=True, is_together=True, is_durable=False, is_of_one_moment=True), _add_up)
+_add_up_some = run_by(Terms(writes=True, is_together=True, is_durable=False))(_add_up)
+_add_up_anew = run_by(Terms(writes=True, is_together=True, is_durable=False, is_of_one_moment=True))(_add_up)
 
 
 def add_up(work: Work, limit: int) -> procedures.Work[Tallied]:
@@ -110,261 +105,142 @@ def add_up(work: Work, limit: int) -> procedures.Work[Tallied]:
     return (_add_up_anew if work.counts_anew else _add_up_some)(work, limit)
 
 
-def _fold(adding: _AddingUp, work: Work) -> Procedure[bool]:
-    """Add some tallies; say whether there are more."""
-    more = True
-    while more and (room := adding.room):
-        found = yield query("select_told", work.id, adding.tallied, room)
-        more = len(found) == room
-        for number, entries in found:
-            if not adding.room:
-                more = True
-                break
-            adding.read(number, entries)
-    if not adding.has_read:
-        return False
-    for places in adding.places:
-        asked = [(work.queue, key_scope(by), stats_rows.key_text(key)) for by, key in places]
-        known = yield query("select_keys", Rows(asked, 3))
-        yield from _put(work.id, adding.changed(places, (row[1:] for row in known)))
-    minutes = yield query("select_minutes_at", work.id, adding.minutes)
-    yield query("put_minutes", work.id, Rows(adding.changed_minutes(text for (text,) in minutes), 2))
-    yield query("delete_told", work.id, adding.tallied)
-    adding.written()
-    return more
-
-
-def _put(queue: int, changed: _Changed) -> Procedure[None]:
-    if changed.put:
-        yield Many("put_keys", queue, changed.put)
-    if changed.gone:
-        yield query("delete_keys", queue, Rows(changed.gone, 2))
-
-
-def _count_anew(adding: _AddingUp, moment: Moment, work: Work) -> Procedure[None]:
-    """Every tally that this transaction sees is in: what lanes say, and what their claims have told, agree."""
-    yield query("forget_scopes", work.id, adding.scopes)
-    if adding.new_scopes:
-        yield from _count(adding, (yield from moment.tails([work.queue]))[work.queue], work.id)
-    adding.count_held_anew()
-    scope = key = ""
-    while held := (yield query("select_held_keys", work.id, scope, key, STRETCH)):
-        yield from _put(work.id, adding.still_held(held))
-        scope, key, *_ = held[-1]
-
-
-def _count(adding: _AddingUp, tail: Tail, queue: int) -> Procedure[None]:
-    counting = _Counting(adding.policy, adding.kept.new_scopes(adding.before))
-    counting.add(lane for lane in tail.lanes.values() if lane)
-    counting.add_gates((gate.limit, gate.key) for gate in tail.gates.values() if gate and gate.waiting > 0)
-    after = b""
-    while lanes := (yield query("walk_lanes_in_use", queue, after, LANES_AT_ONCE)):
-        counting.add(
-            LaneRow(lane, b"", priority, decode_keys(keys), ready, in_flight, 0, 0, 0, None, 0.0)
-            for lane, priority, keys, ready, in_flight in lanes
-            if lane not in tail.lanes
-        )
-        after = lanes[-1][0]
-    after = b""
-    while gates := (yield query("walk_gates_in_use", queue, after, LANES_AT_ONCE)):
-        counting.add_gates((limit, decode_key(key)) for gate, limit, key in gates if gate not in tail.gates)
-        after = gates[-1][0]
-    for scope in adding.new_scopes:
-        key = ""
-        while known := (yield query("walk_keys", queue, scope, key, STRETCH)):
-            yield from _put(queue, counting.corrected(known))
-            key = known[-1][1]
-    for changed in counting.unknown:
-        yield from _put(queue, changed)
-
-
 class FiguresRow(NamedTuple):
     """What is stored of a queue beside its keys."""
 
     tallied: int = 0
-    """The last tally that is in the figures."""
+    """The last tally that is in the stats."""
     tallied_at: Instant | None = None
     kept: str = ""
-    held: str = "{}"
     hours: str | None = None
 
 
-class _Changed(NamedTuple):
-    """Keys to be written, as rows; and those to be forgotten, by scope and name."""
+class _Pass:
+    """Adds tallies of a queue to its stored stats, and counts keys anew where its policy has changed."""
 
-    put: list[Row]
-    gone: list[tuple[str, str]]
-
-    @classmethod
-    def of(cls, keys: Sequence[KeyFigures]) -> _Changed:
-        gone = [(key_scope(each.by), stats_rows.key_text(each.key)) for each in keys if each.is_idle]
-        return cls([stats_rows.parameters(each) for each in keys if not each.is_idle], gone)
-
-
-class _AddingUp:
-    """Tallies of a queue on their way into its figures."""
-
-    def __init__(self, policy: Policy, now: Instant, row: FiguresRow, limit: int) -> None:
-        self.policy = policy
+    def __init__(self, work: Work, policy: Policy, now: Instant, limit: int, row: FiguresRow) -> None:
+        self._id = work.id
+        self._queue = work.queue
+        self._policy = policy
+        self._now = now
         self._limit = limit
-        self._sums = Sums(policy)
-        self._entries = self._read = 0
-        self._held = stats_rows.decode_held(row.held)
-        self.now = now
-        self.tallied = row.tallied
-        self.tallied_at = row.tallied_at
-        self.tallies = 0
-        self.keys = 0
+        self._tallied = row.tallied
+        self._tallied_at = row.tallied_at
+        self._hours = stats_rows.decode_hours(row.hours)
         self.before = Kept.decode(row.kept)
         self.kept = Kept.by(policy)
-        self._hours = stats_rows.decode_hours(row.hours)
+        self.tallies = 0
+        self.keys = 0
 
     @property
-    def room(self) -> int:
-        """How many tallies it may read next: none, once it has read as much as fits into one pass."""
-        return 0 if self._entries >= ENTRIES_EACH * self._limit else min(self._limit - self._read, AT_ONCE)
-
-    def read(self, number: int, entries: bytes) -> None:
-        """Take one more tally in."""
-        told = decode_tally(entries)
-        self._sums.add(told)
-        self._entries += len(told.lanes) + len(told.gates)
-        self._read += 1
-        self.tallied, self.tallied_at = number, told.at
-        self.tallies += 1
-
-    def written(self) -> None:
-        """What was read so far is: go on with what comes after."""
-        self._hours = self._sums.over_hours(self._hours, self.now)
-        self._sums = Sums(self.policy)
-        self._entries = self._read = 0
-
-    @property
-    def has_read(self) -> bool:
-        return self._read > 0
-
-    @property
-    def places(self) -> Iterator[Sequence[Place]]:
-        """The keys that were told of, a stretch at a time: each is to be loaded, changed and written."""
-        listed = [place for place in self._sums.places if _is_listed(place)]
-        return (listed[first : first + STRETCH] for first in range(0, len(listed), STRETCH))
-
-    def changed(self, places: Iterable[Place], found: Iterable[Row]) -> _Changed:
-        """What becomes of keys, given what is stored of them."""
-        known = [stats_rows.key_figures(row) for row in found]
-        after = self._sums.applied_to({(each.by, each.key): each for each in known}, self.now, places)
-        return self._change(known, after)
-
-    def refreshed(self, found: Iterable[Row]) -> _Changed:
-        """The same for keys of which nothing was told for so long that something is to be forgotten."""
-        known = [stats_rows.key_figures(row) for row in found]
-        return self._change(known, [each.at(self.now) for each in known])
-
-    def _change(self, before: Iterable[KeyFigures], after: Sequence[KeyFigures]) -> _Changed:
-        self._held = stats_rows.add_held(self._held, changes_of_held(before, after))
-        self.keys += len(after)
-        return _Changed.of(after)
-
-    @property
-    def minutes(self) -> list[int]:
-        """The minutes that were told of."""
-        return [each.number for each in self._sums.minutes]
-
-    def changed_minutes(self, found: Iterable[str]) -> list[tuple[int, str]]:
-        """What becomes of them, given what is stored: each with its figures."""
-        known = {each.number: each for each in map(stats_rows.decode_minute, found)}
-        after = [known.get(each.number, Minute(each.number)).and_also(each) for each in self._sums.minutes]
-        return [(each.number, stats_rows.encode(each)) for each in after]
-
-    @property
-    def minutes_from(self) -> int:
-        """The first minute that is kept."""
-        return (self.now - DAY) // MINUTE
-
-    @property
-    def is_kept_otherwise(self) -> bool:
-        """The policy has other scopes or limits than the figures were kept by: keys are to be counted anew."""
-        return self.kept != self.before
-
-    def count_one_scope(self) -> None:
-        """Of the scopes that are to be counted anew, leave all but one to later passes."""
-        later = self.kept.new_scopes(self.before)[1:]
-        self.kept = Kept([by for by in self.kept.scopes if by not in later], self.kept.limits)
-
-    @property
-    def scopes(self) -> list[str]:
-        return [key_scope(by) for by in self.policy.scopes]
-
-    @property
-    def new_scopes(self) -> list[str]:
-        return [key_scope(by) for by in self.kept.new_scopes(self.before)]
-
-    def count_held_anew(self) -> None:
-        """From here on, those are counted that are given to `still_held`."""
-        self._held = {}
-
-    def still_held(self, found: Iterable[Row]) -> _Changed:
-        """What becomes of keys that some limit held back: it may be no more."""
-        known = [stats_rows.key_figures(row) for row in found]
-        after = [still_held(self.policy, each) for each in known]
-        self._held = stats_rows.add_held(self._held, changes_of_held([], after))
-        return _Changed.of([each for each, old in zip(after, known, strict=True) if each != old])
-
     def row(self) -> FiguresRow:
         """What is to be stored."""
-        hours = stats_rows.encode(self._hours) if self._hours else None
-        return FiguresRow(self.tallied, self.tallied_at, self.kept.encoded, stats_rows.encode(self._held), hours)
+        hours = encode(self._hours) if self._hours else None
+        return FiguresRow(self._tallied, self._tallied_at, encode(self.kept), hours)
 
-    def did(self, *, more: bool) -> Tallied:
-        return Tallied(self.tallies, self.keys, more or self.kept != Kept.by(self.policy))
+    def fold(self) -> Procedure[bool]:
+        """Add some tallies; say whether there are more."""
+        sums, read, entries, more = Sums(self._policy), 0, 0, True
+        while more and read < self._limit and entries < ENTRIES_EACH * self._limit:
+            room = min(self._limit - read, AT_ONCE)
+            found = yield query("select_told", self._id, self._tallied, room)
+            more = len(found) == room
+            for number, encoded in found:
+                if entries >= ENTRIES_EACH * self._limit:
+                    more = True
+                    break
+                tally = decode_tally(encoded)
+                sums.add(tally)
+                read += 1
+                entries += len(tally.lanes) + len(tally.gates)
+                self._tallied, self._tallied_at = number, tally.at
+        if not read:
+            return False
+        self.tallies += read
+        for places in _stretches(sums.places):
+            yield from self.put(sums.over((yield from self._stored(places)), self._now, places))
+        minutes = yield query("select_minutes_at", self._id, [each.number for each in sums.minutes])
+        after = sums.over_minutes(stats_rows.decode_minute(text) for (text,) in minutes)
+        yield query("put_minutes", self._id, Rows([(each.number, encode(each)) for each in after], 2))
+        yield query("delete_told", self._id, self._tallied)
+        self._hours = sums.over_hours(self._hours, self._now)
+        return more
+
+    def put(self, keys: Collection[KeyFigures]) -> Procedure[None]:
+        """Write keys; those that are idle are forgotten."""
+        self.keys += len(keys)
+        if kept := [stats_rows.parameters(each) for each in keys if not each.is_idle]:
+            yield Many("put_keys", self._id, kept)
+        if idle := [(key_scope(each.by), stats_rows.key_text(each.key)) for each in keys if each.is_idle]:
+            yield query("delete_keys", self._id, Rows(idle, 2))
+
+    def _stored(self, places: Sequence[Place]) -> Procedure[list[KeyFigures]]:
+        asked = [(self._queue, key_scope(by), stats_rows.key_text(key)) for by, key in places]
+        return [stats_rows.key_figures(*row) for _, *row in (yield query("select_keys", Rows(asked, 3)))]
+
+    def count_anew(self, tail: Tail) -> Procedure[None]:
+        """Count the keys of the first scope that is new, and leave the others to later passes; and find out whom limits
+        hold back. Every tally that this transaction sees is in: lanes agree with what their claims did."""
+        scopes = [by for by in self.kept.scopes if by not in self.before.scopes]
+        new, later = scopes[:1], scopes[1:]
+        self.kept = Kept([by for by in self.kept.scopes if by not in later], self.kept.limits)
+        yield query("forget_scopes", self._id, [key_scope(by) for by in self._policy.scopes])
+        yield query("reset_keys", self._id, [key_scope(by) for by in new])
+        counted = yield from self._count_lanes(new, tail)
+        held = yield from self._held_places(tail)
+        for places in _stretches(counted | dict.fromkeys(held)):
+            stored = {each.place: each for each in (yield from self._stored(places))}
+            yield from self.put([_counted(place, stored.get(place), counted.get(place), held) for place in places])
+        yield query("delete_idle_keys", self._id)
+
+    def _count_lanes(self, scopes: Sequence[By], tail: Tail) -> Procedure[dict[Place, tuple[int, int]]]:
+        """How many jobs wait and run, by key of these scopes."""
+        counted = count_lanes(scopes, [lane for lane in tail.lanes.values() if lane])
+        after = b""
+        while scopes and (rows := (yield query("walk_lanes_in_use", self._id, after, LANES_AT_ONCE))):
+            lanes = [
+                LaneRow(lane, b"", priority, decode_keys(keys), ready, in_flight, 0, 0, 0, None, 0.0)
+                for lane, priority, keys, ready, in_flight in rows
+                if lane not in tail.lanes
+            ]
+            count_lanes(scopes, lanes, counted)
+            after = rows[-1][0]
+        return counted
+
+    def _held_places(self, tail: Tail) -> Procedure[dict[Place, set[str]]]:
+        """By key, the limits at which somebody waits."""
+        held: dict[Place, set[str]] = defaultdict(set)
+        gates = [(gate.limit, gate.key) for gate in tail.gates.values() if gate and gate.waiting > 0]
+        after = b""
+        while True:
+            for limit, key in gates:
+                place = place_of_gate(self._policy, limit, key)
+                if place is not None and place[0] in self._policy.scopes:
+                    held[place].add(limit)
+            rows = yield query("walk_gates_in_use", self._id, after, LANES_AT_ONCE)
+            if not rows:
+                return held
+            gates = [(limit, decode_key(key)) for gate, limit, key in rows if gate not in tail.gates]
+            after = rows[-1][0]
+
+
+def _counted(
+    place: Place, stored: KeyFigures | None, counted: tuple[int, int] | None, held: Mapping[Place, Collection[str]]
+) -> KeyFigures:
+    known = stored or KeyFigures(by=place[0], key=place[1])
+    waiting, running = counted or (known.waiting, known.running)
+    held_by = tuple(sorted(held.get(place, ()))) if waiting else ()
+    return replace(known, waiting=waiting, running=running, held_by=held_by)
+
+
+def _stretches(places: Collection[Place]) -> Iterator[list[Place]]:
+    """Those of these keys that can be listed, some at a time."""
+    listed = filter(_is_listed, places)
+    while stretch := list(islice(listed, STRETCH)):
+        yield stretch
 
 
 def _is_listed(place: Place) -> bool:
     size = sum(len(value) for value in place[1] if value is not None)
     # A character takes six bytes at most, as JSON has it.
     return 6 * size < LONGEST_KEY or len(stats_rows.key_text(place[1]).encode()) < LONGEST_KEY
-
-
-class _Counting:
-    """Jobs that wait and run by key, counted from the lanes; and whom gates hold back."""
-
-    def __init__(self, policy: Policy, scopes: Sequence[By]) -> None:
-        self._policy = policy
-        self._scopes = scopes
-        self._counted: dict[Place, tuple[int, int]] = {}
-        self._held: dict[Place, tuple[str, ...]] = {}
-
-    def add(self, lanes: Iterable[LaneRow]) -> None:
-        counted = self._counted
-        for place, (waiting, running) in count_lanes(self._scopes, lanes).items():
-            known = counted.get(place, (0, 0))
-            counted[place] = (known[0] + waiting, known[1] + running)
-
-    def add_gates(self, gates: Iterable[tuple[str, Sequence[str | None]]]) -> None:
-        """Gates that somebody waits on, each as the name of its limit and its key."""
-        for limit, key in gates:
-            place = place_of_gate(self._policy, limit, key)
-            if place is not None and place[0] in self._scopes:
-                self._held[place] = (*self._held.get(place, ()), limit)
-
-    def corrected(self, found: Iterable[Row]) -> _Changed:
-        """What becomes of keys, given what is stored of them: only those are written that were not so."""
-        known = [stats_rows.key_figures(row) for row in found]
-        after = [self._counted_anew(each) for each in known]
-        return _Changed.of([each for each, old in zip(after, known, strict=True) if each != old or each.is_idle])
-
-    def _counted_anew(self, known: KeyFigures) -> KeyFigures:
-        place = (known.by, known.key)
-        waiting, running = self._counted.pop(place, (0, 0))
-        held_by = tuple(sorted(self._held.pop(place, ())))
-        return msgspec.structs.replace(known, waiting=waiting, running=running, held_by=held_by)
-
-    @property
-    def unknown(self) -> Iterator[_Changed]:
-        """What is to be written of keys that nothing is stored of, a stretch at a time: those that were not found."""
-        places = iter(self._counted | self._held)
-        while stretch := list(islice(places, STRETCH)):
-            counted = [
-                self._counted_anew(KeyFigures(by=place[0], key=place[1])) for place in stretch if _is_listed(place)
-            ]
-            yield _Changed([stats_rows.parameters(each) for each in counted], [])

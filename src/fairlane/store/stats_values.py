@@ -1,4 +1,4 @@
-"""What people see of queues, keys and workers, as stores hand it out. Looking changes nothing."""
+"""Queues, keys and workers as stores show them to people."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fairlane.scheduler.snapshot import LaneTally
 from fairlane.stats.keys import Held, KeyFigures, Span
 
 COUNTED_AT_MOST = 10_000
-"""What is counted row by row is counted up to this: more of it is told as "at least"."""
+"""What is counted row by row is counted up to this; beyond it, "at least" is shown."""
 LANES_AT_MOST = 2_000
 """Bells that no claim has folded and that are looked at one by one."""
 LONG_RUNS_AT_MOST = 20
@@ -55,8 +55,6 @@ class QueueFigures(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     lapsed: int = 0
     """Of these, those whose leases are over: their worker is gone, and nobody has taken them back."""
-    parked_lanes: int
-    """As far as claims have seen."""
     unseen: int
     """Of those that are ready, how many no claim has seen yet."""
     bells: int
@@ -65,13 +63,11 @@ class QueueFigures(msgspec.Struct, frozen=True, kw_only=True):
     dead: Counted
     """Of the newest dead jobs of all queues, those of this one; `is_all` if all dead jobs were looked at."""
     held: dict[str, Held]
-    """By limit, whom it holds back. Gates of the whole queue hold back whoever is ready, and are not among them."""
+    """By limit, what it holds back. Gates of the whole queue hold back every ready job, and are not among them."""
     held_jobs: int
     """Of the ready ones, how many at least one of them holds back: see `jobs_held`."""
     oldest_ready_at: Instant | None
     """When the oldest job that still waits became ready."""
-    next_due_at: Instant | None
-    """When the next scheduled job is due."""
     counted_at: Instant | None
     """Up to when what claims did is in the stored stats; `None`: it never was."""
     uncounted: int
@@ -158,7 +154,7 @@ class BlockedLoop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says of itself, every few seconds."""
+    """The report of a worker about itself, every few seconds."""
 
     name: str
     host: str
@@ -180,7 +176,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     loops: dict[str, str] = {}
     """Each loop by name: `running`, `ended`, or what it died of."""
     troubles: dict[str, str] = {}
-    """What fails now without harm to any job, by name."""
+    """Current failures that harm no job, by name."""
     clock_offset: int = 0
     """The store's clock less the worker's, in microseconds."""
     tasks: list[str] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import msgspec
 
@@ -30,16 +29,17 @@ from fairlane.store.procedures import (
     NOW,
     TIME,
     Procedure,
+    Terms,
     answered,
     locked,
     locked_sweep,
     on_board,
     query,
+    run_by,
     snapshot,
-    sweep,
     value,
 )
-from fairlane.store.rows import decode_key, decode_keys
+from fairlane.store.rows import decode_keys, gate_row
 
 CLOCKS_DIFFER_BY = 3_600 * SECOND
 """An ended session is remembered for so much longer than it would have lasted: sessions expire by other clocks."""
@@ -78,10 +78,11 @@ class Counted(msgspec.Struct, frozen=True):
     """There are gates that have not been looked at: the next call goes on from there."""
 
 
-@sweep
+@run_by(Terms(writes=True, is_together=True, is_durable=False, is_repeated=False))
 def prune(retention: Retention, limit: int = 1_000) -> Procedure[Pruned]:
     """Remove finished jobs past their time, or beyond the number to keep, with their history: at most `limit` jobs,
-    however they were settled. Where somebody else is at it, there is nothing to do."""
+    however they were settled. Where somebody else is at it, there is nothing to do. Whatever a crash loses of it is
+    only done again."""
     time = yield TIME
     if not (yield from value("take_turn_at_pruning")):
         return Pruned(0)
@@ -147,7 +148,7 @@ def count_gates(queue: str, limit: int = 1_000) -> Procedure[Counted]:
     after, shared_after = reached.get(queue, (b"", b""))
     loaded = yield on_board(queue, "load")
     stored = yield query("walk_gates", (yield on_board(queue, "number")), after, limit)
-    own = loaded.board.over(Delta(gates=[_gate(row) for row in stored])).gates
+    own = loaded.board.over(Delta(gates=[gate_row(*row) for row in stored])).gates
     found = yield from _miscounts(queue, loaded.board, loaded.policy, own)
     shared = yield from _shared_gates(queue, loaded.policy, shared_after, limit)
     found += [each for each, _ in (yield from _shared_miscounts(queue, shared))]
@@ -177,7 +178,7 @@ def recount(queue: str) -> Procedure[list[Miscount]]:
     loaded = yield on_board(queue, "fold_all")
     policy, now, number = loaded.policy, loaded.now, (yield on_board(queue, "number"))
     stored = yield query("walk_gates", number, b"", ALL)
-    gates = loaded.board.over(Delta(gates=[_gate(row) for row in stored])).gates
+    gates = loaded.board.over(Delta(gates=[gate_row(*row) for row in stored])).gates
     found = yield from _miscounts(queue, loaded.board, policy, gates)
     if found:
         holds = yield from _holds(queue, loaded.board)
@@ -234,7 +235,3 @@ def _shared_gates(queue: str, policy: Policy, after: bytes, limit: int) -> Proce
 def _shared_miscounts(queue: str, gates: list[SharedGateRow]) -> Procedure[list[tuple[Miscount, SharedGateRow]]]:
     found = (yield query("select_shared_holds", (yield on_board(queue, "number")))) if gates else ()
     return recounted(queue, gates, found)
-
-
-def _gate(row: Any) -> GateRow:
-    return GateRow(row[0], row[1], decode_key(row[2]), *row[3:])

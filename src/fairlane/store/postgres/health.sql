@@ -72,11 +72,6 @@ from (
 order by h.open_for desc nulls last, h.transactions desc
 limit $1::integer
 
--- name: count_hidden_sessions
-select count(*)::integer
-from pg_stat_activity a
-where a.query = '<insufficient privilege>'
-
 -- name: select_standstills
 -- Flows that lie before the cursor, where no claim looks; and gates with lanes on them that were to be woken before $2.
 -- $1 queues, $2 before when, $3 how many of each queue, $4 and $5 flows and gates that the journal knows better

@@ -23,7 +23,7 @@ from fairlane.store.procedures import (
     Rows,
     Script,
     Some,
-    Told,
+    StoreValue,
 )
 from fairlane.store.rows import no_such_queue
 
@@ -81,11 +81,11 @@ class Driver:
             case OnBoard(queue, action, parameters):
                 found = attrgetter(action)(await self._board(queue))(*parameters)
                 return await found if isawaitable(found) else found
-            case Told("now"):
+            case StoreValue("now"):
                 return self._now
-            case Told("time"):
+            case StoreValue("time"):
                 return await self._time()
-            case Told():
+            case StoreValue():
                 return self._memory
 
     @property

@@ -2,18 +2,17 @@
 
 -- name: survey
 -- What claims have left. $1 queues by name, $2 scheduled jobs are counted up to this, $3 now: what is due is unseen
-select q.name, s.ready, s.running, s.parked, scheduled.jobs, scheduled.next_due_at, f.counted_at,
-    coalesce(f.held, '{}'), f.hours
+select q.name, s.ready, s.running, scheduled.jobs, f.counted_at, f.hours
 from unnest($1::text[]) with ordinality as u (name, nth)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (
-    select s.ready, s.running, s.parked from fairlane.queue_states s where s.queue_id = q.id order by s.version desc limit 1
+    select s.ready, s.running from fairlane.queue_states s where s.queue_id = q.id order by s.version desc limit 1
 ) s
 left join lateral (select f.* from fairlane.queue_figures f where f.queue_id = q.id limit 1) f on true
 cross join lateral (
-    select count(*) as jobs, min(j.due_at) as next_due_at
+    select count(*) as jobs
     from (
-        select j.due_at
+        select
         from fairlane.jobs j
         where j.queue_id = q.id and j.due_at > $3::bigint
         order by j.due_at
@@ -81,8 +80,7 @@ order by q.name, m.minute
 
 -- name: select_keys
 -- Keys by queue, scope and name, where they are stored. $1 queues, $2 scopes, $3 keys
-select q.name, k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.began_at, k.run_time,
-    k.held_by, k.hours, k.minutes
+select q.name, k.waiting, k.running, k.held_by, k.figures
 from unnest($1::text[], $2::text[], $3::text[]) as n (name, scope, key)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = n.name limit 1) q
 cross join lateral (
@@ -92,15 +90,30 @@ cross join lateral (
     limit 1
 ) k
 
+-- part: sums
+'[' || to_json(k.scope) || ',' || to_json(k.key) || ',' || k.waiting || ',' || k.running || ',' || k.ended || ','
+        || coalesce(k.started_at, 0) || ',' || coalesce(k.held_by, '[]') || ']'
+
 -- name: select_key_sums
--- What lists of keys are sorted by, of every key of some queues, or of those that are held: of each queue one JSON array. $1 queues by name, $2 scope, or null for all, $3 whether only those that are held
+-- What lists of keys are sorted by, of every key of a scope: of each queue one JSON array. $1 queues by name, $2 scope
 select q.name, '[' || string_agg(k.sums, ',') || ']'
 {named_queues}
 cross join lateral (
-    select '[' || to_json(k.scope) || ',' || to_json(k.key) || ',' || k.waiting || ',' || k.running || ',' || k.ended || ','
-        || coalesce(k.started_at, 0) || ',' || coalesce(k.held_by, '[]') || ']' as sums
+    select {sums} as sums
     from fairlane.key_figures k
-    where k.queue_id = q.id and ($2::text is null or k.scope = $2) and (not $3::boolean or k.held_by is not null)
+    where k.queue_id = q.id and k.scope = $2::text
+    offset 0
+) k
+group by q.name
+
+-- name: select_held_sums
+-- The same of the keys that limits and pauses hold back, of every scope. $1 queues by name
+select q.name, '[' || string_agg(k.sums, ',') || ']'
+{named_queues}
+cross join lateral (
+    select {sums} as sums
+    from fairlane.key_figures k
+    where k.queue_id = q.id and k.held_by is not null
     offset 0
 ) k
 group by q.name
@@ -351,14 +364,14 @@ cross join lateral (select g.* from fairlane.gates g where g.queue_id = q.id and
 -- jobs may wait for. And those on which lanes wait for a number that unseen jobs may have brought.
 -- $1 queues by name, $2 limits, $3 their scopes, $4 whether unseen jobs bring their numbers, $5 now, $6 keys of which jobs wait
 -- besides those that stats say; null: any
-select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
+select q.name, g."limit", g.key
 from (select distinct u.name from unnest($1::text[]) as u (name)) n
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = n.name limit 1) q
 cross join lateral (
     select g.* from fairlane.gates g where g.queue_id = q.id and g.wake_at <= $5::bigint and g.waiting > 0 offset 0
 ) g
 union all
-select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
+select q.name, g."limit", g.key
 from (select distinct u.name from unnest($1) as u (name)) n
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = n.name limit 1) q
 cross join lateral (
@@ -373,7 +386,7 @@ where $6::text[] is null
    or g.key = any ($6)
    or (select k.waiting from fairlane.key_figures k where k.queue_id = q.id and k.scope = u.scope and k.key = g.key) > 0
 union all
-select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
+select q.name, g."limit", g.key
 from (select u.* from unnest($1, $2, $4::boolean[]) as u (name, "limit", is_brought) where u.is_brought) u
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (

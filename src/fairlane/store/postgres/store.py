@@ -288,7 +288,6 @@ class PostgresStore(Store):
                 connections=[ConnectionLimit(**row) for row in limits],
                 tables=[TableHealth(**row) for row in tables],
                 holders=[HorizonHolder(**row) for row in holders],
-                hidden=0 if brief else await connection.fetchval(STATEMENTS["count_hidden_sessions"]),
             )
 
         return await self._ask(look)

@@ -30,16 +30,16 @@ select case when pg_try_advisory_xact_lock(1717660020, $1::integer) then 2147483
     set_config('synchronous_commit', 'off', true), set_config('idle_in_transaction_session_timeout', '60s', true)
 
 -- name: select_queue_figures
-select f.counted, f.counted_at, f.kept, f.held, f.hours
+select f.counted, f.counted_at, f.kept, f.hours
 from fairlane.queue_figures f
 where f.queue_id = $1::integer
 
 -- name: put_queue_figures
-insert into fairlane.queue_figures (queue_id, counted, counted_at, kept, held, hours, passed_at)
-values ($1::integer, $2, $3, $4, $5, $6, $7)
+insert into fairlane.queue_figures (queue_id, counted, counted_at, kept, hours, passed_at)
+values ($1::integer, $2, $3, $4, $5, $6)
 on conflict (queue_id) do update
-set counted = excluded.counted, counted_at = excluded.counted_at, kept = excluded.kept, held = excluded.held,
-    hours = excluded.hours, passed_at = excluded.passed_at
+set counted = excluded.counted, counted_at = excluded.counted_at, kept = excluded.kept, hours = excluded.hours,
+    passed_at = excluded.passed_at
 
 -- name: select_told
 -- What claims have told that is not in the stats. $1 queue, $2 after which change, $3 how many
@@ -59,14 +59,12 @@ where j.queue_id = $1::integer
 -- name: put_keys
 -- $1 queue, $2 keys as they are now
 insert into fairlane.key_figures
-    (queue_id, scope, key, label, waiting, running, ended, failed, ran, arrived_at, started_at, began_at, run_time, held_by, hours,
-    minutes, refresh_at)
+    (queue_id, scope, key, label, waiting, running, ended, started_at, held_by, refresh_at, figures)
 select $1::integer, u.*
 from unnest($2::fairlane.key_figure[]) u
 on conflict (queue_id, scope, key) do update
-set waiting = excluded.waiting, running = excluded.running, ended = excluded.ended, failed = excluded.failed,
-    ran = excluded.ran, arrived_at = excluded.arrived_at, started_at = excluded.started_at, began_at = excluded.began_at,
-    run_time = excluded.run_time, held_by = excluded.held_by, hours = excluded.hours, minutes = excluded.minutes, refresh_at = excluded.refresh_at
+set waiting = excluded.waiting, running = excluded.running, ended = excluded.ended, started_at = excluded.started_at,
+    held_by = excluded.held_by, refresh_at = excluded.refresh_at, figures = excluded.figures
 
 -- name: delete_keys
 -- $1 queue, $2 scopes, $3 keys
@@ -74,13 +72,10 @@ delete from fairlane.key_figures k
 using unnest($2::text[], $3::text[]) as u (scope, key)
 where k.queue_id = $1::integer and k.scope = any (array[u.scope]) and k.key = any (array[u.key])
 
--- part: keys
-select k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.began_at, k.run_time, k.held_by, k.hours, k.minutes
-from fairlane.key_figures k
-
 -- name: select_keys_to_refresh
 -- $1 queue, $2 now, $3 how many
-{keys}
+select k.waiting, k.running, k.held_by, k.figures
+from fairlane.key_figures k
 where k.queue_id = $1::integer and k.refresh_at is not null and k.refresh_at <= $2::bigint
 order by k.refresh_at
 limit $3::integer
@@ -128,16 +123,15 @@ where g.queue_id = $1::integer and g.id > $2::bytea and g.waiting > 0
 order by g.id
 limit $3::integer
 
--- name: walk_keys
--- $1 queue, $2 scope, $3 after which key, $4 how many
-{keys}
-where k.queue_id = $1::integer and k.scope = $2::text and k.key > $3::text
-order by k.key
-limit $4::integer
+-- name: reset_keys
+-- Keys are about to be counted: no limit holds one back, and nothing waits or runs in the new scopes. $1 queue, $2 new scopes
+update fairlane.key_figures k
+set waiting = case when k.scope = any ($2::text[]) then 0 else k.waiting end,
+    running = case when k.scope = any ($2) then 0 else k.running end,
+    held_by = null
+where k.queue_id = $1::integer and (k.held_by is not null or k.scope = any ($2))
 
--- name: select_held_keys
--- $1 queue, $2 and $3 after which scope and key, $4 how many
-{keys}
-where k.queue_id = $1::integer and k.held_by is not null and (k.scope, k.key) > ($2::text, $3::text)
-order by k.scope, k.key
-limit $4::integer
+-- name: delete_idle_keys
+-- Keys that say no more than one that was never seen. $1 queue
+delete from fairlane.key_figures k
+where k.queue_id = $1::integer and k.waiting = 0 and k.running = 0 and k.held_by is null and k.refresh_at is null

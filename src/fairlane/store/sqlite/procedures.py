@@ -33,7 +33,7 @@ from fairlane.store.procedures import (
     Rows,
     Script,
     Some,
-    Told,
+    StoreValue,
 )
 from fairlane.store.protocol import FOLD_AT_MOST, RELEASES_AT_MOST
 from fairlane.store.rows import decode_keys, no_such_queue
@@ -102,11 +102,11 @@ class Driver(Statements):
                 board = self._boards.setdefault(name, Board(tx, name, self.time.now))
                 found = attrgetter(action)(board)
                 return found(*parameters) if callable(found) else found
-            case Told("now"):
+            case StoreValue("now"):
                 return self.time.now
-            case Told("time"):
+            case StoreValue("time"):
                 return self.time
-            case Told():
+            case StoreValue():
                 return self._memory
         return None
 

@@ -6,10 +6,8 @@ cross join queues as q on q.name = u.value
 
 -- name: survey
 -- What claims have left. ?1 queues by name, ?2 scheduled jobs are counted up to this, ?3 now: what is due is unseen
-select q.name, q.ready, q.running, q.parked,
-    (select count(*) from (select 1 from jobs where queue = q.id and due_at > ?3 limit ?2)),
-    (select min(due_at) from jobs where queue = q.id and due_at > ?3),
-    f.counted_at, coalesce(f.held, '{}'), f.hours
+select q.name, q.ready, q.running, (select count(*) from (select 1 from jobs where queue = q.id and due_at > ?3 limit ?2)),
+    f.counted_at, f.hours
 {named_queues}
 left join queue_figures as f on f.queue = q.id
 order by u.key
@@ -45,21 +43,29 @@ order by q.name, m.minute
 
 -- name: select_keys
 -- Keys by queue, scope and name, where they are stored. ?1 [[queue, scope, key], …]
-select q.name, k.scope, k.key, k.waiting, k.running, k.ended, k.failed, k.ran, k.arrived_at, k.started_at, k.began_at, k.run_time,
-    k.held_by, k.hours, k.minutes
+select q.name, k.waiting, k.running, k.held_by, k.figures
 from json_each(?1) as n
 cross join queues as q on q.name = n.value ->> 0
 cross join key_figures as k on k.queue = q.id and k.scope = n.value ->> 1 and k.key = n.value ->> 2
 
--- name: select_key_sums
--- What lists of keys are sorted by, of every key of some queues, or of those that are held: of each queue one JSON array. ?1 queues by name, ?2 scope, or null for all, ?3 whether only those that are held
-select q.name, '[' || group_concat(
+-- part: sums
+'[' || group_concat(
     '[' || json_quote(k.scope) || ',' || json_quote(k.key) || ',' || k.waiting || ',' || k.running || ',' || k.ended || ','
     || coalesce(k.started_at, 0) || ',' || coalesce(k.held_by, '[]') || ']'
 ) || ']'
+
+-- name: select_key_sums
+-- What lists of keys are sorted by, of every key of a scope: of each queue one JSON array. ?1 queues by name, ?2 scope
+select q.name, {sums}
 {named_queues}
-cross join key_figures as k on k.queue = q.id
-where (?2 is null or k.scope = ?2) and (not ?3 or k.held_by is not null)
+cross join key_figures as k on k.queue = q.id and k.scope = ?2
+group by q.name
+
+-- name: select_held_sums
+-- The same of the keys that limits and pauses hold back, of every scope. ?1 queues by name
+select q.name, {sums}
+{named_queues}
+cross join key_figures as k on k.queue = q.id and k.held_by is not null
 group by q.name
 
 -- name: find_keys
@@ -242,12 +248,12 @@ cross join gates as g on g.queue = q.id and g.id = substr(?2, 16 * u.key + 1, 16
 -- jobs may wait for. And those on which lanes wait for a number that unseen jobs may have brought.
 -- ?1 [[queue, limit, its scope, whether unseen jobs bring its numbers], …], ?2 now, ?3 keys of which jobs wait besides those
 -- that stats say; null: any
-select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
+select q.name, g."limit", g.key
 from (select distinct value ->> 0 as name from json_each(?1)) as n
 cross join queues as q on q.name = n.name
 cross join gates as g on g.queue = q.id and g.wake_at is not null and g.wake_at <= ?2 and g.waiting > 0
 union all
-select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
+select q.name, g."limit", g.key
 from json_each(?1) as u
 cross join queues as q on q.name = u.value ->> 0
 cross join gates as g on g.queue = q.id and g."limit" = u.value ->> 1
@@ -258,7 +264,7 @@ where case when g.waiting > 0 then g.awake > 0 else g.in_flight > 0 or g.tat > ?
     or (select k.waiting from key_figures as k where k.queue = q.id and k.scope = u.value ->> 2 and k.key = g.key) > 0
   )
 union all
-select q.name, g.id, g."limit", g.key, g.in_flight, g.tat, g.waiting, g.awake, g.wake_at, g.memo, g.value, g.given_by
+select q.name, g."limit", g.key
 from json_each(?1) as u
 cross join queues as q on q.name = u.value ->> 0 and u.value ->> 3
 cross join gates as g on g.queue = q.id and g."limit" = u.value ->> 1 and g.waiting > 0

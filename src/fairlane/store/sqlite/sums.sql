@@ -14,16 +14,16 @@ left join queue_figures as f on f.queue = q.id
 where q.name = ?1
 
 -- name: select_queue_figures
-select counted, counted_at, kept, held, hours
+select counted, counted_at, kept, hours
 from queue_figures
 where queue = ?
 
 -- name: put_queue_figures
-insert into queue_figures (queue, counted, counted_at, kept, held, hours, passed_at)
-values (?, ?, ?, ?, ?, ?, ?)
+insert into queue_figures (queue, counted, counted_at, kept, hours, passed_at)
+values (?, ?, ?, ?, ?, ?)
 on conflict (queue) do update
-set counted = excluded.counted, counted_at = excluded.counted_at, kept = excluded.kept, held = excluded.held,
-    hours = excluded.hours, passed_at = excluded.passed_at
+set counted = excluded.counted, counted_at = excluded.counted_at, kept = excluded.kept, hours = excluded.hours,
+    passed_at = excluded.passed_at
 
 -- name: select_told
 -- What claims have told that is not in the stats. ?1 queue, ?2 after which change, ?3 how many
@@ -40,25 +40,20 @@ where queue = ?1 and seq <= ?2 and seq < (select base from queues where id = ?1)
 
 -- name: put_keys
 insert into key_figures
-    (queue, scope, key, label, waiting, running, ended, failed, ran, arrived_at, started_at, began_at, run_time, held_by, hours,
-    minutes, refresh_at)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    (queue, scope, key, label, waiting, running, ended, started_at, held_by, refresh_at, figures)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (queue, scope, key) do update
-set waiting = excluded.waiting, running = excluded.running, ended = excluded.ended, failed = excluded.failed,
-    ran = excluded.ran, arrived_at = excluded.arrived_at, started_at = excluded.started_at, began_at = excluded.began_at,
-    run_time = excluded.run_time, held_by = excluded.held_by, hours = excluded.hours, minutes = excluded.minutes, refresh_at = excluded.refresh_at
+set waiting = excluded.waiting, running = excluded.running, ended = excluded.ended, started_at = excluded.started_at,
+    held_by = excluded.held_by, refresh_at = excluded.refresh_at, figures = excluded.figures
 
 -- name: delete_keys
 -- ?1 queue, ?2 [[scope, key], …]
 delete from key_figures
 where queue = ?1 and (scope, key) in (select value ->> 0, value ->> 1 from json_each(?2))
 
--- part: keys
-select scope, key, waiting, running, ended, failed, ran, arrived_at, started_at, began_at, run_time, held_by, hours, minutes
-from key_figures
-
 -- name: select_keys_to_refresh
-{keys}
+select waiting, running, held_by, figures
+from key_figures
 where queue = ? and refresh_at is not null and refresh_at <= ?
 order by refresh_at
 limit ?
@@ -105,16 +100,15 @@ where id > ?2 and queue = ?1 and waiting > 0
 order by id
 limit ?3
 
--- name: walk_keys
--- ?1 queue, ?2 scope, ?3 after which key, ?4 how many
-{keys}
-where queue = ?1 and scope = ?2 and key > ?3
-order by key
-limit ?4
+-- name: reset_keys
+-- Keys are about to be counted: no limit holds one back, and nothing waits or runs in the new scopes. ?1 queue, ?2 new scopes
+update key_figures
+set waiting = iif(scope in (select value from json_each(?2)), 0, waiting),
+    running = iif(scope in (select value from json_each(?2)), 0, running),
+    held_by = null
+where queue = ?1 and (held_by is not null or scope in (select value from json_each(?2)))
 
--- name: select_held_keys
--- ?1 queue, ?2 and ?3 after which scope and key, ?4 how many
-{keys}
-where queue = ?1 and (scope, key) > (?2, ?3) and held_by is not null
-order by scope, key
-limit ?4
+-- name: delete_idle_keys
+-- Keys that say no more than one that was never seen.
+delete from key_figures
+where queue = ? and waiting = 0 and running = 0 and held_by is null and refresh_at is null

@@ -1310,7 +1310,6 @@ create table fairlane.queue_figures (
     counted_at bigint,
     passed_at bigint not null default 0,
     kept text not null default '',
-    held text not null default '{}',
     hours text
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 comment on column fairlane.queue_figures.counted is 'The last change of the journal that is in the stats.';
@@ -1318,7 +1317,6 @@ comment on column fairlane.queue_figures.counted_at is 'When that was made.';
 comment on column fairlane.queue_figures.passed_at is 'When somebody last added something up.';
 comment on column fairlane.queue_figures.kept is 'The scopes and limits that the figures are kept by: where the policy has others, keys are counted anew.';
 comment on column fairlane.queue_figures.hours is 'What started and ended in the last day, hour by hour, as a JSON array. Null: nothing.';
-comment on column fairlane.queue_figures.held is 'By limit, how many keys it holds back and how many jobs wait there. JSON.';
 
 -- One row for each key of each scope that is not idle. `key` is a JSON array, as in `flows`; `label` is what people search:
 -- its values in lower case. Everything that a list can be sorted by is indexed so that "most first" is the order of the
@@ -1333,28 +1331,22 @@ create table fairlane.key_figures (
     waiting bigint not null default 0,
     running bigint not null default 0,
     ended bigint not null default 0,
-    failed bigint not null default 0,
-    ran bigint not null default 0,
-    arrived_at bigint,
     started_at bigint,
-    began_at bigint,
-    run_time double precision not null default 0,
     held_by text,
-    hours text,
-    minutes bytea,
     refresh_at bigint,
+    figures bytea not null,
     list text collate "C" not null generated always as (queue_id::text || '/' || scope) stored,
     primary key (queue_id, scope, key) include (label)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_threshold = 2000);
 comment on column fairlane.key_figures.held_by is 'The limits that hold jobs of it back, as a JSON array. Null: none.';
-comment on column fairlane.key_figures.hours is 'What ended in the last day, hour by hour, as a JSON array. Null: nothing.';
-comment on column fairlane.key_figures.minutes is 'What started and ended in the last hour, minute by minute, as a MessagePack array. Null: nothing.';
+comment on column fairlane.key_figures.figures is 'Everything that is known of it (`stats.keys.KeyFigures`), as a MessagePack array.';
 comment on column fairlane.key_figures.refresh_at is 'When the oldest of its hours is a day old; where it says no more than a key that was never seen: at once.';
 create index key_figures_by_waiting on fairlane.key_figures (list, (-waiting), key collate "POSIX");
 create index key_figures_by_running on fairlane.key_figures (list, (-running), key collate "POSIX");
 create index key_figures_by_ended on fairlane.key_figures (list, (-ended), key collate "POSIX");
 create index key_figures_by_start on fairlane.key_figures (list, (-coalesce(started_at, 0)), key collate "POSIX");
 create index key_figures_to_refresh on fairlane.key_figures (queue_id, refresh_at) where refresh_at is not null;
+create index key_figures_held on fairlane.key_figures (queue_id) where held_by is not null;
 
 create type fairlane.key_figure as (
     scope text,
@@ -1363,16 +1355,10 @@ create type fairlane.key_figure as (
     waiting bigint,
     running bigint,
     ended bigint,
-    failed bigint,
-    ran bigint,
-    arrived_at bigint,
     started_at bigint,
-    began_at bigint,
-    run_time double precision,
     held_by text,
-    hours text,
-    minutes bytea,
-    refresh_at bigint
+    refresh_at bigint,
+    figures bytea
 );
 
 -- What happened in a queue, minute by minute (`scheduler.figures.Minute`, JSON). Kept for a day.

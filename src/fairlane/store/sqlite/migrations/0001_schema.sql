@@ -374,8 +374,6 @@ create table queue_figures (
     passed_at integer not null default 0,
     -- The scopes and limits that the figures are kept by: where the policy has others, keys are counted anew.
     kept text not null default '',
-    -- By limit, how many keys it holds back and how many jobs wait there. JSON.
-    held text not null default '{}',
     -- What started and ended in the last day, hour by hour (`scheduler.figures.Span`), as a JSON array.
     hours text
 ) strict;
@@ -391,20 +389,13 @@ create table key_figures (
     waiting integer not null default 0,
     running integer not null default 0,
     ended integer not null default 0,
-    failed integer not null default 0,
-    ran integer not null default 0,
-    arrived_at integer,
     started_at integer,
-    began_at integer,
-    run_time real not null default 0,
     -- The limits that hold jobs of it back, as a JSON array.
     held_by text,
-    -- What ended in the last day, hour by hour, as a JSON array.
-    hours text,
-    -- What started and ended in the last hour, minute by minute (`scheduler.figures.Span`, an array as MessagePack).
-    minutes blob,
     -- When the oldest of its hours is a day old.
     refresh_at integer,
+    -- Everything that is known of it (`stats.keys.KeyFigures`), as a MessagePack array.
+    figures blob not null,
     primary key (queue, scope, key)
 ) strict, without rowid;
 create index key_figures_by_waiting on key_figures (queue, scope, -waiting, key);
@@ -412,6 +403,7 @@ create index key_figures_by_running on key_figures (queue, scope, -running, key)
 create index key_figures_by_ended on key_figures (queue, scope, -ended, key);
 create index key_figures_by_start on key_figures (queue, scope, -coalesce(started_at, 0), key);
 create index key_figures_to_refresh on key_figures (queue, refresh_at) where refresh_at is not null;
+create index key_figures_held on key_figures (queue) where held_by is not null;
 
 -- What happened in a queue, minute by minute (`scheduler.figures.Minute`, JSON). Kept for a day.
 create table minutes (
