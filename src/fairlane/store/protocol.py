@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from fairlane.clock import Instant
+from fairlane.clock import Instant, microseconds
 from fairlane.errors import InvalidPolicy
 from fairlane.job import Claim, JobRecord, NewJob, State
 from fairlane.policy.overrides import Amendment, Override
@@ -91,6 +91,19 @@ class Claimed(msgspec.Struct, frozen=True):
     """What it was claimed by, the same object for as long as nobody changes the policy. `None`: not known."""
     opens_by_ends: bool | None = None
     """Whether the end of a job may let another of this queue start. `None`: as far as is known."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What somebody wants of a claim: see `Store.claim`."""
+
+    want: Callable[[], int]
+    worker: WorkerIdentity
+    duration: int
+    """How long the lease lasts, in microseconds."""
+    listener: Listener | None
+    start_lag: int
+    ahead: int | None
+    chose: Callable[[Choice], None] | None
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -288,7 +301,16 @@ class Store(Protocol):
         there is none, `queue` is waited for. `chose` is told before `want` is asked; a store of one writer has nothing
         to choose, and is silent, and so is one that was handed what somebody else has claimed.
         """
-        ...
+        asked = Asked(want, worker, microseconds(lease), listener, start_lag, ahead, chose)
+        claimed = await self._claim([queue, *others], asked)
+        self._holds(claimed.lease, claimed.claims)
+        return claimed
+
+    async def _claim(self, queues: Sequence[str], asked: Asked) -> Claimed: ...
+
+    def _holds(self, lease: UUID, claims: Sequence[Claim]) -> None:
+        """This process holds these claims under a lease."""
+        return
 
     async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
         """How many jobs could start now, up to `want`; none is started. A listener that finds fewer is registered, as
@@ -332,7 +354,12 @@ class Store(Protocol):
         """Take over a claim that stands under this lease, under a new lease with the id `own`: whoever held it has lost
         it, and nothing else changes. `None`: it does not stand any more, another has been faster, or its task is none
         of these. Asked again with the same `own`, it answers the same: whether it landed need not be known."""
-        ...
+        duration = microseconds(lease_for)
+        adopted = await self.run(records.adopt(job, lease, own, worker.id, worker.name, duration, list(tasks)))
+        if adopted is None:
+            return None
+        self._holds(own, [adopted[0]])
+        return Adopted(*adopted)
 
     async def claims_beside(self, worker: UUID, leases: Collection[UUID]) -> list[Claim]:
         """The claims of a worker that stand under other leases than these: what was handed to it and it has not heard

@@ -47,7 +47,7 @@ from fairlane.store.boards import MOST_WHOLE, UNKNOWN, Boards, Expected, Raced, 
 from fairlane.store.postgres.connections import STATEMENTS, Connection
 from fairlane.store.postgres.shared_limits import Sharing
 from fairlane.store.postgres.wakeups import Ending
-from fairlane.store.protocol import FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, PROMOTE_AT_MOST, RELEASES_AT_MOST
+from fairlane.store.protocol import FOLD_AT_MOST, LANES_PER_SCANNED_FLOW, PROMOTE_AT_MOST, RELEASES_AT_MOST, Asked
 from fairlane.store.rows import decode_given, decode_key, decode_keys, decode_overrides
 
 T = TypeVar("T")
@@ -172,6 +172,11 @@ class Holder(msgspec.Struct, frozen=True):
     name: str
     duration: int
     """How long its lease lasts, in microseconds."""
+
+    @classmethod
+    def of(cls, asked: Asked) -> Holder:
+        """Who asks, for as many as there is room for now."""
+        return cls(uuid4(), asked.want(), asked.worker.id, asked.worker.name, asked.duration)
 
 
 def deal(starts: int, holders: Sequence[Holder]) -> list[int]:

@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
-import msgspec
 from msgspec.structs import replace
 
 from fairlane.clock import Instant
@@ -32,8 +31,8 @@ from fairlane.store.postgres.claim_lock import Holder, Loaded, QueueHandle, Sche
 from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, Session, StoreClock, hang_up
 from fairlane.store.postgres.procedures import perform_locked
 from fairlane.store.postgres.settlements import Carriage, Passenger
-from fairlane.store.postgres.wakeups import PostgresListener, Watch, observe_producers
-from fairlane.store.protocol import Choice, Claimed, Looked, WorkerIdentity
+from fairlane.store.postgres.wakeups import Watch, observe_producers
+from fairlane.store.protocol import Asked, Choice, Claimed, Listener, Looked, WorkerIdentity
 from fairlane.store.rows import cancelled_too_fast, claim_of, no_such_queue
 
 SLOTS_AT_MOST = 1_000
@@ -45,23 +44,6 @@ RISING = 1.1
 """By how much the quickest load is taken to be slower with every claim that was not as quick."""
 REQUESTED = 5
 """Columns of `fairlane.request`."""
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """What somebody wants of a claim."""
-
-    want: Callable[[], int]
-    worker: WorkerIdentity
-    duration: int
-    """How long the lease lasts, in microseconds."""
-    listener: PostgresListener | None
-    start_lag: int
-    ahead: int | None
-    chose: Callable[[Choice], None] | None
-
-    def holder(self) -> Holder:
-        """Who asks, for as many as there is room for now."""
-        return Holder(uuid4(), self.want(), self.worker.id, self.worker.name, self.duration)
 
 
 class Claimer:
@@ -137,7 +119,7 @@ class Claimer:
             locked_at, queue = clock(), scheduling.queue.id
             if asked.chose is not None:
                 asked.chose(_choice(scheduling.queue, queues, loaded))
-            claimed = await self._claim(scheduling, loaded, [asked.holder()], asked, watches[queue])
+            claimed = await self._claim(scheduling, loaded, [Holder.of(asked)], asked, watches[queue])
             self._crowding[queue].alone(locked_at - asked_at, clock() - locked_at)
         return claimed
 
@@ -160,7 +142,7 @@ class Claimer:
                 crowding.is_dense = not is_short
                 return Claimed(claims, lease, None, more=is_short, look_again=False)
             crowding.led(len(requests))
-            holders = [asked.holder(), *requests]
+            holders = [Holder.of(asked), *requests]
             scheduling = self._scheduling(connection, queue, is_of_session=True)
             loaded = await scheduling.load(self._clock.expected(), me=worker.id)
             return await self._claim(scheduling, loaded, holders, asked, watch)
@@ -228,7 +210,7 @@ class Claimer:
         async with self.locked(self._handle(queue), durable=False) as scheduling:
             await scheduling.checkpoint(await scheduling.load())
 
-    async def look(self, queue: QueueHandle, want: int, worker: WorkerIdentity, listener: PostgresListener) -> Looked:
+    async def look(self, queue: QueueHandle, want: int, worker: WorkerIdentity, listener: Listener) -> Looked:
         """Count the jobs that could start, up to `want`. With 0, the listener withdraws and its wakeup is passed on."""
         watch = Watch(queue.id, listener)
         async with self.locked(queue, durable=False) as scheduling:

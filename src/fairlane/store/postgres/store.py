@@ -22,7 +22,7 @@ from fairlane.store.health import ConnectionLimit, Health, HorizonHolder, Postgr
 from fairlane.store.postgres import jobs
 from fairlane.store.postgres.caller_transactions import OwnJson, borrowed, check_types, reads_own_json, speaking
 from fairlane.store.postgres.claim_lock import QueueHandle, Scheduling
-from fairlane.store.postgres.claims import Asked, Claimer
+from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import (
     STATEMENTS,
     Connection,
@@ -37,8 +37,7 @@ from fairlane.store.postgres.settlements import Settler, claims_beside
 from fairlane.store.postgres.wakeups import PostgresListener
 from fairlane.store.procedures import Terms, Work
 from fairlane.store.protocol import (
-    Adopted,
-    Choice,
+    Asked,
     Claimed,
     Landings,
     Listener,
@@ -49,7 +48,6 @@ from fairlane.store.protocol import (
     WorkerIdentity,
 )
 from fairlane.store.results import forever
-from fairlane.store.rows import claim_of
 from fairlane.store.scripts import Schema
 
 T = TypeVar("T")
@@ -185,32 +183,14 @@ class PostgresStore(Store):
         now = self._clock.parameter()
         return (await self._ask(lambda connection: jobs.foreseen(connection, new, now))).conflicts
 
-    async def claim(
-        self,
-        queue: str,
-        want: Callable[[], int],
-        *,
-        worker: WorkerIdentity,
-        lease: timedelta,
-        listener: Listener | None = None,
-        start_lag: int = 0,
-        ahead: int | None = None,
-        others: Sequence[str] = (),
-        chose: Callable[[Choice], None] | None = None,
-    ) -> Claimed:
-        if listener is not None and not isinstance(listener, PostgresListener):
-            raise ConfigurationError(f"listener={type(listener).__name__} is not of this store; take it from listen()")
-        asked = Asked(want, worker, microseconds(lease), listener, start_lag, ahead, chose)
-        queues = [await self._claimer.queue(name) for name in (queue, *others)]
-        claimed = await self._claimer.claim(queues, asked)
-        self._settler.claimed(claimed.lease, claimed.claims)
-        return claimed
+    async def _claim(self, queues: Sequence[str], asked: Asked) -> Claimed:
+        return await self._claimer.claim([await self._claimer.queue(name) for name in queues], asked)
+
+    def _holds(self, lease: UUID, claims: Sequence[Claim]) -> None:
+        self._settler.claimed(lease, claims)
 
     async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
-        if not isinstance(listener, PostgresListener):
-            raise ConfigurationError(f"listener={type(listener).__name__} is not of this store; take it from listen()")
-        handle = await self._claimer.queue(queue)
-        return await self._claimer.look(handle, want, worker, listener)
+        return await self._claimer.look(await self._claimer.queue(queue), want, worker, listener)
 
     async def settle(
         self,
@@ -236,36 +216,6 @@ class PostgresStore(Store):
         gone = [each for each in leases if each not in held]
         self._settler.gone(gone)
         return Renewed(gone, row["cancelled"])
-
-    async def adopt(
-        self,
-        job: UUID,
-        lease: UUID,
-        own: UUID,
-        *,
-        tasks: Sequence[str],
-        worker: WorkerIdentity,
-        lease_for: timedelta,
-    ) -> Adopted | None:
-        row = await self._connections.again(
-            lambda connection, _: connection.fetchrow(
-                STATEMENTS["adopt"],
-                self._clock.parameter(),
-                job,
-                lease,
-                own,
-                worker.id,
-                worker.name,
-                microseconds(lease_for),
-                list(tasks),
-            )
-        )
-        if row is None:
-            return None
-        *columns, claimed_at, queue, now, ahead = row
-        claim = claim_of(columns, own, queue, claimed_at)
-        self._settler.claimed(own, [claim])
-        return Adopted(claim, self._clock.given() or QueueTime(now, ahead))
 
     async def claims_beside(self, worker: UUID, leases: Collection[UUID]) -> list[Claim]:
         return await self._ask(lambda connection: claims_beside(connection, worker, leases))

@@ -24,9 +24,9 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.errors import StoreUnavailable
+from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, Session, StoreClock, hang_up
-from fairlane.store.protocol import WorkerIdentity
+from fairlane.store.protocol import Listener, WorkerIdentity
 from fairlane.waits import first_of
 
 log = logging.getLogger("fairlane.store.postgres")
@@ -272,12 +272,14 @@ async def observe_producers(connection: Connection, watches: Iterable[Watch]) ->
 class Watch:
     """How one claim leaves its listener: waiting for work in the queue, or not."""
 
-    def __init__(self, queue: int, listener: PostgresListener | None) -> None:
+    def __init__(self, queue: int, listener: Listener | None) -> None:
+        if listener is not None and not isinstance(listener, PostgresListener):
+            raise ConfigurationError(f"listener={type(listener).__name__} is not of this store; take it from listen()")
         self._queue = queue
-        self._listener = listener
-        self._before = listener.registration(queue) if listener else None
+        self._listener = own = listener
+        self._before = own.registration(queue) if own else None
         self._after = self._before
-        self._heard = listener.heard(queue) if listener else 0
+        self._heard = own.heard(queue) if own else 0
         self.looks_again = False
         """A producer may not have seen the registration: look again."""
 

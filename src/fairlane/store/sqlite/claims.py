@@ -45,6 +45,7 @@ from fairlane.store.protocol import (
     LANES_PER_SCANNED_FLOW,
     PROMOTE_AT_MOST,
     RELEASES_AT_MOST,
+    Asked,
     Claimed,
     Looked,
     WorkerIdentity,
@@ -273,34 +274,24 @@ def note_removed(tx: Transaction, queue: QueueInForce, removed: Removed, ready: 
 # Claims.
 
 
-def claim(
-    tx: Transaction,
-    queue: QueueInForce,
-    want: int,
-    *,
-    now: Instant,
-    worker: WorkerIdentity,
-    lease_expires_at: Instant,
-    lag: int = 0,
-    ahead: int | None = None,
-    listens: bool = False,
-) -> tuple[Claimed, dict[int, int]]:
-    """Start up to `want` jobs. Returned with them: in which other queues somebody is to be woken."""
+def claim(tx: Transaction, queue: QueueInForce, want: int, asked: Asked, now: Instant) -> Claimed:
+    """Start up to `want` jobs."""
     _promote(tx, queue, now)
     bells = _drain(tx, queue)
     forced = forced_jobs(tx, queue.id, want)
-    plan = _plan(tx, queue, want, now, bells, forced, lag, ahead, listens=listens)
+    listens = asked.listener is not None
+    plan = _plan(tx, queue, want, now, bells, forced, asked.start_lag, asked.ahead, listens=listens)
     lease, policy = uuid4(), queue.policy
-    claims = start(tx, policy.queue, plan.starts, lease, worker)
+    claims = start(tx, policy.queue, plan.starts, lease, asked.worker)
     if claims:
         held = encode([start.head.ref for start in plan.starts])
-        tx.run("insert_lease", lease.bytes, worker.id.bytes, lease_expires_at, now, len(claims), held)
+        tx.run("insert_lease", lease.bytes, asked.worker.id.bytes, now + asked.duration, now, len(claims), held)
     _write(tx, queue, plan, bells, now)
     if forced:
         tx.run("forget_forced", queue.id)
     paces = paces_of(claims, plan.starts)
     due = _next_due(tx, queue) if len(claims) < want or paces else None
-    claimed = Claimed(
+    return Claimed(
         claims,
         lease,
         due,
@@ -314,26 +305,23 @@ def claim(
         terms=policy,
         opens_by_ends=policy.opens_by_ends,
     )
-    return claimed, shared_limits.rung(tx, plan)
 
 
-def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> tuple[Looked, dict[int, int]]:
-    """How many jobs could start now, up to `want`; and in which other queues somebody is to be woken."""
+def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> Looked:
+    """How many jobs could start now, up to `want`."""
     tx.run("begin_look")
     _promote(tx, queue, now)
     bells = _drain(tx, queue)
     plan = _plan(tx, queue, want, now, bells, listens=True)
     is_filled = len(plan.starts) >= want
     due = None if is_filled else _next_due(tx, queue)
-    rung: dict[int, int] = {}
     if plan.starts:
         # Nothing of it is written: the board in memory is forgotten too.
         tx.run("undo_look")
     else:
         # As a claim that starts nothing: what is shut is parked, and rings when it opens.
         _write(tx, queue, plan, bells, now)
-        rung = shared_limits.rung(tx, plan)
-    return Looked(len(plan.starts), now, due, look_again=not is_filled and (plan.more or not bells.are_all)), rung
+    return Looked(len(plan.starts), now, due, look_again=not is_filled and (plan.more or not bells.are_all))
 
 
 def _next_due(tx: Transaction, queue: QueueInForce) -> Instant | None:

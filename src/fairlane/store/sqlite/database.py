@@ -14,10 +14,12 @@ import os
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
+from uuid import UUID
 
 from fairlane.errors import ConfigurationError, StoreLost, StoreUnavailable
 from fairlane.store.boards import Boards
@@ -50,9 +52,9 @@ Row = tuple[Any, ...]
 
 
 class Transaction:
-    """A connection inside a write transaction. Statements are called by name."""
+    """A connection inside a transaction. Statements are called by name; whom they wake is noted until the commit."""
 
-    __slots__ = ("_execute", "_executemany", "boards", "connection", "rows_read")
+    __slots__ = ("_execute", "_executemany", "boards", "connection", "ended", "nudged", "rows_read", "woken")
 
     def __init__(self, connection: sqlite3.Connection, boards: Boards | None = None) -> None:
         self.connection = connection
@@ -61,6 +63,12 @@ class Transaction:
         self._execute = connection.execute
         self._executemany = connection.executemany
         self.rows_read = 0
+        self.woken: Counter[int] = Counter()
+        """By queue, how many jobs became claimable: as many of those who wait for it are nudged."""
+        self.ended: list[UUID] = []
+        """Jobs that ended: whoever waits for one of them is nudged."""
+        self.nudged: dict[UUID, bytes] = {}
+        """Workers to nudge besides, and what each nudge says."""
 
     def run(self, name: str, *parameters: Any) -> int:
         """Execute a statement; the number of rows it changed."""

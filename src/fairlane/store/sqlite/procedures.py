@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -37,23 +37,12 @@ from fairlane.store.procedures import (
 )
 from fairlane.store.protocol import FOLD_AT_MOST, RELEASES_AT_MOST
 from fairlane.store.rows import decode_keys, no_such_queue
-from fairlane.store.sqlite import claims, jobs, results, rows
+from fairlane.store.sqlite import claims, jobs, rows
 from fairlane.store.sqlite.database import Transaction
 from fairlane.store.sqlite.shared_limits import Sharing
 from fairlane.store.sqlite.statements import Statements
-from fairlane.store.sqlite.wakeups import take_waiters
 
 T = TypeVar("T")
-
-
-class Nudges(NamedTuple):
-    """Whom a transaction wakes."""
-
-    waiters: Sequence[UUID]
-    """One that is gone is to be replaced."""
-    schedule_holders: Sequence[UUID]
-    others: Sequence[UUID]
-    """Who waits for results, runs a job that is cancelled, or claims by other terms now."""
 
 
 class Driver(Statements):
@@ -95,9 +84,7 @@ class Driver(Statements):
                 for statement in single_statements(sql):
                     tx.connection.execute(statement)
             case Enqueue(new):
-                ready, conflicts = jobs.insert(tx, new, self.time.now)
-                self.woken.update(ready)
-                return conflicts
+                return jobs.insert(tx, new, self.time.now)
             case OnBoard(name, action, parameters):
                 board = self._boards.setdefault(name, Board(tx, name, self.time.now))
                 found = attrgetter(action)(board)
@@ -109,15 +96,6 @@ class Driver(Statements):
             case Told():
                 return self._memory
         return None
-
-    def nudges(self) -> Nudges:
-        """Whom this transaction wakes. To be asked at its end."""
-        tx = self.tx
-        holders = tx.all("select_schedule_holders") if self.has_new_schedules else ()
-        others = self.stopped | results.take_waiters(tx, self.ended)
-        if self.has_new_terms:
-            others |= {UUID(bytes=worker) for (worker,) in tx.all("select_holders")}
-        return Nudges(take_waiters(tx, self.woken), [UUID(bytes=worker) for (worker,) in holders], list(others))
 
 
 class Loaded:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -86,9 +86,9 @@ def _ended(tx: Transaction, jobs: Iterable[UUID]) -> list[UUID]:
     return [job for job in jobs if tx.value("has_ended", job.bytes)]
 
 
-def take_waiters(tx: Transaction, jobs: Iterable[UUID]) -> set[UUID]:
+def take_waiters(tx: Transaction, jobs: Collection[UUID]) -> set[UUID]:
     """The waiters of those of these jobs that have ended; they are to be nudged once that is committed."""
-    if not tx.value("has_result_waiters"):
+    if not jobs or not tx.value("has_result_waiters"):
         return set()
     return {UUID(bytes=waiter) for job in jobs for (waiter,) in tx.all("take_result_waiters", job.bytes)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -48,14 +48,10 @@ def write(tx: Transaction, policy: Policy, plan: Plan) -> None:
     ring(tx, plan.rings)
 
 
-def ring(tx: Transaction, rings: Iterable[Ring]) -> None:
-    """Let other queues look at their gates."""
+def ring(tx: Transaction, rings: Collection[Ring]) -> None:
+    """Let other queues look at their gates: one waiter each, who passes on what is left."""
     tx.run_many("insert_ring", [(ring.gate, ring.queue) for ring in rings if ring.gate is not None])
-
-
-def rung(tx: Transaction, plan: Plan) -> dict[int, int]:
-    """In which queues a plan has rung: one waiter each, who passes on what is left."""
-    return {tx.value("select_queue_id", queue): 1 for queue in sorted({ring.queue for ring in plan.rings})}
+    tx.woken.update({tx.value("select_queue_id", queue): 1 for queue in sorted({ring.queue for ring in rings})})
 
 
 def _write_gates(tx: Transaction, names: Mapping[str, str | None], gates: Sequence[SharedGateRow]) -> None:
@@ -103,7 +99,7 @@ class Sharing:
     def learn_numbers(self, policy: Policy) -> None:
         self._names = {bound.name: bound.limit.name for bound in policy.shared_limits}
 
-    def put(self, gates: Sequence[SharedGateRow], rings: Iterable[Ring]) -> None:
+    def put(self, gates: Sequence[SharedGateRow], rings: Collection[Ring]) -> None:
         """Store these gates, and ring."""
         _write_gates(self._tx, self._names, gates)
         ring(self._tx, rings)

@@ -18,21 +18,14 @@ from fairlane.store.operators import FORCE, PURGE, REPLAY, RETRY
 from fairlane.store.schedules import ORPHANED_AFTER
 from fairlane.store.sqlite import claims, jobs, rows
 from fairlane.store.sqlite.database import Row, Transaction
-from fairlane.store.sqlite.wakeups import is_listening
+from fairlane.store.sqlite.wakeups import SCHEDULES, WORK, is_listening
 
 
 class Statements:
-    """Each is called by its name. Whom they wake is told once the transaction is committed."""
+    """Each is called by its name."""
 
     def __init__(self, tx: Transaction) -> None:
         self.tx = tx
-        self.woken: Counter[int] = Counter()
-        self.ended: list[UUID] = []
-        """Jobs whose end somebody may wait for."""
-        self.stopped: set[UUID] = set()
-        """Workers of jobs that are to stop."""
-        self.has_new_schedules = False
-        self.has_new_terms = False
 
     def lock_entries(self, *given: object) -> list[Row]:
         """There is one writer at a time, so nothing has to be locked; and ended jobs are found by an index."""
@@ -50,23 +43,54 @@ class Statements:
     # Wakeups.
 
     def announce_schedules(self) -> list[Row]:
-        self.has_new_schedules = True
+        self._nudge(self.tx.all("select_schedule_holders"), SCHEDULES)
         return []
 
     def tell_holders(self, queue: int) -> list[Row]:
-        self.has_new_terms = True
+        self._nudge(self.tx.all("select_holders"), WORK)
         return []
 
+    def _nudge(self, workers: Sequence[Row], what: bytes) -> None:
+        self.tx.nudged |= {UUID(bytes=worker): what for (worker,) in workers}
+
     def nudge(self, queue: int, count: int, but_not: UUID | None) -> list[Row]:
-        self.woken[queue] += count
+        self.tx.woken[queue] += count
         return []
 
     def nudge_sharers(self, queue: int, count: int) -> list[Row]:
         limits = self.tx.all("select_shared_limits", queue)
-        self.woken |= dict.fromkeys(
+        self.tx.woken |= dict.fromkeys(
             (other for limit, _ in limits for other, _ in self.tx.all("select_sharers", limit)), count
         )
         return []
+
+    # Claims.
+
+    def adopt(
+        self,
+        now: Instant,
+        job: UUID,
+        lease: UUID,
+        own: UUID,
+        worker: UUID,
+        name: str,
+        duration: int,
+        tasks: Sequence[str],
+    ) -> list[Row]:
+        tx = self.tx
+        found = tx.one("select_adoptable", job.bytes, lease.bytes, own.bytes)
+        if found is None or found[1] not in tasks:
+            return []
+        *columns, position, under = found
+        if under == own.bytes:
+            tx.run("renew_lease", now + duration, now, own.bytes)
+        else:
+            tx.run("insert_lease", own.bytes, worker.bytes, now + duration, now, 1, rows.encode([position]))
+            tx.run("adopt_job", own.bytes, name, position)
+            if tx.value("drop_claims", 1, lease.bytes) == 0:
+                tx.run("delete_lease", lease.bytes)
+                tx.run("delete_cancellations", lease.bytes)
+        return [(*columns, now, tx.value("select_time"))]
 
     # Workers and their schedules.
 
@@ -113,13 +137,7 @@ class Statements:
 
     def cancel_job(self, job: UUID, now: Instant, only_waiting: bool, reason: str | None) -> list[Row]:
         with suppress(JobNotFound):
-            cancelled = jobs.cancel(self.tx, job, now, only_waiting=only_waiting, reason=reason)
-            self.ended.append(job)
-            if cancelled.worker is not None:
-                self.stopped.add(cancelled.worker)
-            if cancelled.frees is not None:
-                self.woken[cancelled.frees] += 1
-            return [(cancelled.was, cancelled.state)]
+            return [jobs.cancel(self.tx, job, now, only_waiting=only_waiting, reason=reason)]
         return []
 
     def replay(self, now: Instant, given: Sequence[UUID], delay: int | None) -> list[Row]:
@@ -144,7 +162,7 @@ class Statements:
             tx.run_many("insert_arrival", list(bells.values()))
         for queue, _, _, _, count, *_ in bells.values():
             # One to hold the timer is enough for those that are due later.
-            self.woken[queue] = self.woken[queue] + count if state is State.READY else max(1, self.woken[queue])
+            tx.woken[queue] = tx.woken[queue] + count if state is State.READY else max(1, tx.woken[queue])
         return _states(found)
 
     def purge(self, given: Sequence[UUID]) -> list[Row]:
@@ -157,7 +175,7 @@ class Statements:
         found = _found(self.tx, given)
         hurried = [row for row in found.values() if RETRY.applies_to(State(row[1]))]
         self.tx.run_many("hurry_job", [(now, row[0]) for row in hurried])
-        self.woken.update(row[2] for row in hurried)
+        self.tx.woken.update(row[2] for row in hurried)
         return _states(found)
 
     def force(self, now: Instant, given: Sequence[UUID]) -> list[Row]:
@@ -167,7 +185,7 @@ class Statements:
                 if state == State.SCHEDULED:
                     self.tx.run("hurry_job", now, position)
                 self.tx.run("force_job", job.bytes, queue)
-                self.woken[queue] += 1
+                self.tx.woken[queue] += 1
         return _states(found)
 
     # Upkeep.
