@@ -56,6 +56,13 @@ class Many(NamedTuple):
     rows: Sequence[Sequence[Any]]
 
 
+class Whole(NamedTuple):
+    """A statement that writes rows of one table, whole: PostgreSQL takes them as one array."""
+
+    name: str
+    rows: Sequence[Sequence[Any]]
+
+
 class Rows(NamedTuple):
     """Rows that a statement is given together, as one of its parameters: PostgreSQL takes a list for each column."""
 
@@ -103,7 +110,7 @@ MEMORY = Told("memory")
 EVERYONE = 1 << 20
 """More than ever wait for a queue's jobs."""
 
-Question = Query | Each | Some | Many | Script | Enqueue | OnBoard | Told
+Question = Query | Each | Some | Many | Whole | Script | Enqueue | OnBoard | Told
 Procedure = Generator[Question, Any, T]
 """It is sent the rows of each statement that it asks for. Lists of texts are given as lists."""
 

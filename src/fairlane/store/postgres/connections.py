@@ -28,6 +28,7 @@ from fairlane.clock import Clock, Instant, SystemClock
 from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.store.boards import UNKNOWN, Expected, QueueClock, QueueTime, Witness
 from fairlane.store.faults import Fault, of_sqlstate, remedy_for
+from fairlane.store.procedures import Each, Many, Procedure, Query, Question, Rows, Script, Some, Whole
 from fairlane.store.statements import load_functions, load_statements
 
 Connection: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
@@ -352,6 +353,48 @@ class Connections:
             await asyncio.sleep(pause)
             pause *= 2
         raise AssertionError("the last try returns or raises")
+
+
+async def answer(connection: Connection, asked: Question) -> Any:
+    """The rows of a statement that a procedure asks for."""
+    match asked:
+        case Query(name, parameters):
+            return await connection.fetch(STATEMENTS[name], *_columns(parameters))
+        case Each(name, rows, width):
+            return await connection.fetch(STATEMENTS[name], *_columns([Rows(rows, width)]))
+        case Some(name, parameters, most, but_not):
+            return await connection.fetch(STATEMENTS[name], *_columns(parameters), most, list(but_not))
+        case Many(name, queue, rows):
+            return await connection.execute(STATEMENTS[name], queue, rows)
+        case Whole(name, rows):
+            return await connection.execute(STATEMENTS[name], rows)
+        case Script(sql):
+            return await connection.execute(sql)
+    raise AssertionError(f"{asked!r} is not asked on a connection alone")
+
+
+def _columns(parameters: Sequence[Any]) -> list[Any]:
+    """Rows become columns."""
+    given: list[Any] = []
+    for each in parameters:
+        is_rows = isinstance(each, Rows)
+        given += [[row[n] for row in each.rows] for n in range(each.width)] if is_rows else [each]
+    return given
+
+
+async def perform(
+    connection: Connection,
+    procedure: Procedure[T],
+    answers: Callable[[Connection, Question], Awaitable[Any]] = answer,
+) -> T:
+    """Carry out a procedure; one that needs no more than a connection, unless something else `answers`."""
+    found: Any = None
+    try:
+        while True:
+            found = await answers(connection, procedure.send(found))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
 
 
 class _Use(Struct):

@@ -17,21 +17,22 @@ from fairlane.errors import ConfigurationError
 from fairlane.job import Claim, JobRecord, NewJob
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement
+from fairlane.store import policies
 from fairlane.store.boards import QueueTime
 from fairlane.store.health import ConnectionLimit, Health, HorizonHolder, PostgresHealth, TableHealth
 from fairlane.store.postgres import jobs
 from fairlane.store.postgres.caller_transactions import OwnJson, borrowed, check_types, reads_own_json, speaking
-from fairlane.store.postgres.claim_lock import QueueHandle, Scheduling
-from fairlane.store.postgres.claims import Claimer
+from fairlane.store.postgres.claims import Claimer, QueueHandle, Scheduling
 from fairlane.store.postgres.connections import (
     STATEMENTS,
     Connection,
     Connections,
     StoreClock,
     hang_up,
+    perform,
 )
 from fairlane.store.postgres.jobs import Gathering
-from fairlane.store.postgres.procedures import Driver, perform
+from fairlane.store.postgres.procedures import Driver
 from fairlane.store.postgres.results import ResultListener
 from fairlane.store.postgres.settlements import Settler, claims_beside
 from fairlane.store.postgres.wakeups import PostgresListener
@@ -71,7 +72,13 @@ class PostgresStore(Store):
     ) -> None:
         self._connections = Connections(url, application_name)
         self._clock = StoreClock(clock)
-        self._claimer = Claimer(self._connections, self._clock, self._add_some_up, durable=durable_claims)
+        self._claimer = Claimer(
+            self._connections,
+            self._clock,
+            durable=durable_claims,
+            add_up=self._add_some_up,
+            end_overrides=lambda queue: self.run(policies.end_expired(queue)),
+        )
         self._settler = Settler(self._connections, self._clock, self._queue_number, self._claimer.carriage)
         self._queue_numbers: dict[str, int] = {}
         self._gathering = Gathering(self._connections, self._clock, self._queue_numbers)

@@ -5,7 +5,7 @@ What PostgreSQL does in one statement and SQLite in several is in `Statements`, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -13,13 +13,6 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import Instant, SystemClock
-from fairlane.policy.overrides import Override
-from fairlane.policy.policy import Policy
-from fairlane.scheduler.journal import Removed
-from fairlane.scheduler.rebuild import Rebuilt
-from fairlane.scheduler.resident import Found, ResidentBoard
-from fairlane.scheduler.snapshot import Arrival, Ask, Events, FlowRow, Forced, GateRow, KeptPlaces, LaneRow
 from fairlane.store.boards import QueueClock, QueueTime
 from fairlane.store.migrations import single_statements
 from fairlane.store.procedures import (
@@ -34,12 +27,11 @@ from fairlane.store.procedures import (
     Script,
     Some,
     Told,
+    Whole,
 )
-from fairlane.store.protocol import FOLD_AT_MOST, RELEASES_AT_MOST
-from fairlane.store.rows import decode_keys, no_such_queue
-from fairlane.store.sqlite import claims, jobs, rows
+from fairlane.store.sqlite import jobs
+from fairlane.store.sqlite.claims import Scheduling
 from fairlane.store.sqlite.database import Transaction
-from fairlane.store.sqlite.shared_limits import Sharing
 from fairlane.store.sqlite.statements import Statements
 
 T = TypeVar("T")
@@ -48,11 +40,12 @@ T = TypeVar("T")
 class Driver(Statements):
     """Answers a procedure within one transaction, as of one moment."""
 
-    def __init__(self, tx: Transaction, clock: QueueClock, memory: dict[Any, Any]) -> None:
+    def __init__(self, tx: Transaction, clock: QueueClock, memory: dict[Any, Any], *, is_locked: bool = False) -> None:
         super().__init__(tx)
         self._clock = clock
         self._memory = memory
-        self._boards: dict[str, Board] = {}
+        self._is_looking = not is_locked
+        self._boards: dict[str, Scheduling] = {}
 
     @cached_property
     def time(self) -> QueueTime:
@@ -80,15 +73,19 @@ class Driver(Statements):
                 return tx.some(name, most, but_not, *map(_bound, parameters))
             case Many(name, queue, written):
                 return tx.run_many(name, [(queue, *row) for row in written])
+            case Whole(name, written):
+                return tx.run_many(name, written)
             case Script(sql):
                 for statement in single_statements(sql):
                     tx.connection.execute(statement)
             case Enqueue(new):
                 return jobs.insert(tx, new, self.time.now)
             case OnBoard(name, action, parameters):
-                board = self._boards.setdefault(name, Board(tx, name, self.time.now))
-                found = attrgetter(action)(board)
-                return found(*parameters) if callable(found) else found
+                if name not in self._boards:
+                    self._boards[name] = Scheduling(tx, name, self.time.now, is_looking=self._is_looking)
+                found = attrgetter(action)(self._boards[name])
+                found = found(*parameters) if callable(found) else found
+                return self.perform(found) if isinstance(found, Generator) else found
             case Told("now"):
                 return self.time.now
             case Told("time"):
@@ -96,117 +93,6 @@ class Driver(Statements):
             case Told():
                 return self._memory
         return None
-
-
-class Loaded:
-    """A queue as a claim would find it; its bells stay where they are."""
-
-    def __init__(self, tx: Transaction, queue: claims.QueueInForce, now: Instant) -> None:
-        self._tx = tx
-        self._queue = queue
-        self.now = now
-        self.policy = queue.policy
-        self.state = queue.state
-
-    @property
-    def expired(self) -> list[Override]:
-        return self.policy.overrides.expired(self.now)
-
-    @cached_property
-    def board(self) -> ResidentBoard:
-        return claims.tail_of(self._tx, self._queue)
-
-    @cached_property
-    def arrivals(self) -> list[Arrival]:
-        return [rows.arrival(row) for row in self._tx.all("select_arrivals", self._queue.id, FOLD_AT_MOST)]
-
-    def events(self, forced: list[Forced]) -> Events:
-        texts = self._tx.all("select_releases", self._queue.id, RELEASES_AT_MOST)
-        releases = [bell for _, text in texts for bell in rows.releases(text)]
-        return Events(self.now, self.state, self.arrivals, releases, forced, self._queue.applied_at)
-
-
-class Board:
-    """What procedures do with the board of a queue: as `Scheduling` does on PostgreSQL."""
-
-    def __init__(self, tx: Transaction, name: str, now: Instant) -> None:
-        self._tx = tx
-        self._name = name
-        self._now = now
-
-    @property
-    def queue(self) -> claims.QueueInForce:
-        """Its row as it is by now, or `UnknownQueue`."""
-        return known_queue(self._tx, self._name)
-
-    @cached_property
-    def number(self) -> int:
-        return self.queue.id
-
-    @cached_property
-    def sharing(self) -> Sharing:
-        return Sharing(self._tx, self.number)
-
-    def load(self) -> Loaded:
-        return Loaded(self._tx, self.queue, self._now)
-
-    def in_force(self) -> tuple[Policy, Instant]:
-        return self.queue.policy, self._now
-
-    def ask(self, ask: Ask) -> Found:
-        return claims.found(self._tx, self.number if ask.is_of_board else 0, ask)
-
-    def forced(self, want: int) -> list[Forced]:
-        return claims.forced_jobs(self._tx, self.number, want)
-
-    def kept_places(self, policy: Policy) -> list[KeptPlaces]:
-        """With what bells that nobody has folded will say: places given back are still counted, new ones are not."""
-        if policy.sequence is None:
-            return []
-        tx, queue = self._tx, self.queue
-        told = [*tx.all("count_kept_places", queue.id), *tx.all("select_unfolded_places", queue.id)]
-        places = [KeptPlaces(priority, decode_keys(keys), count) for priority, keys, count in told]
-        bells = [bell for (text,) in tx.all("select_unfolded", queue.id) for bell in rows.releases(text) if bell.kept]
-        if bells:
-            named = claims.tail_of(tx, queue).find(lanes={bell.lane for bell in bells})
-            lanes = {lane.id: lane for lane in claims.answer(tx, queue, named).lanes}
-            found = [(lanes[bell.lane], bell.kept) for bell in bells if bell.lane in lanes]
-            places += [KeptPlaces(lane.priority, lane.keys, -kept) for lane, kept in found]
-        return places
-
-    def fold_all(self) -> Loaded:
-        return Loaded(self._tx, claims.fold_all(self._tx, self.queue, self._now), self._now)
-
-    def checkpoint(self, loaded: Loaded) -> None:
-        claims.checkpoint(self._tx, self.queue, self._now)
-
-    def to_tables(self, loaded: Loaded) -> None:
-        claims.to_tables(self._tx, self.queue, self._now)
-
-    def select_all(self) -> tuple[list[FlowRow], list[LaneRow], list[GateRow]]:
-        tx, queue = self._tx, self.number
-        return (
-            [rows.flow(row) for row in tx.all("select_all_flows", queue)],
-            [rows.lane(row) for row in tx.all("select_all_lanes", queue)],
-            [rows.gate(row) for row in tx.all("select_all_gates", queue)],
-        )
-
-    def replace(self, rebuilt: Rebuilt, now: Instant) -> None:
-        claims.replace_board(self._tx, self.number, rebuilt, now)
-
-    def put_gates(self, gates: Sequence[GateRow], now: Instant) -> None:
-        claims.put_gates(self._tx, self.number, gates, now)
-
-    def note_removed(self, loaded: Loaded, removed: Removed, ready: int, running: int) -> None:
-        claims.note_removed(self._tx, self.queue, removed, ready, running)
-
-
-def known_queue(tx: Transaction, name: str) -> claims.QueueInForce:
-    """A queue by its name, or `UnknownQueue`."""
-    queue = claims.load_queue(tx, name)
-    if queue is None:
-        raise no_such_queue(name)
-    return queue
 
 
 def _bound(value: Any) -> Any:
@@ -222,8 +108,3 @@ def _bound(value: Any) -> Any:
     if value and isinstance(value[0], bytes):
         return b"".join(value)
     return msgspec.json.encode(value).decode()
-
-
-def perform(tx: Transaction, procedure: Procedure[T]) -> T:
-    """Carry out a procedure that needs no more than a transaction."""
-    return Driver(tx, QueueClock(SystemClock()), {}).perform(procedure)

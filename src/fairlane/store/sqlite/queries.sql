@@ -751,7 +751,7 @@ where id = ?
 
 -- Jobs that run one after the other.
 
--- name: count_kept_places
+-- name: select_places_kept
 -- Jobs that wait for another attempt, by their lanes.
 select priority, lane_keys, count(*)
 from jobs indexed by jobs_keeping_place

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from fairlane.clock import Instant
-from fairlane.errors import JobNotFound
+from fairlane.errors import JobNotFound, UnknownQueue
 from fairlane.job import State
 from fairlane.policy.unique import digest_of
 from fairlane.store.operators import FORCE, PURGE, REPLAY, RETRY
@@ -276,12 +276,25 @@ class Statements:
     ) -> list[Row]:
         found: list[Row] = []
         for name in names:
-            queue = claims.load_queue(self.tx, name)
-            if queue is not None:
+            with suppress(UnknownQueue):
+                queue = claims.load_queue(self.tx, name)
                 cursor = (queue.state.cursor, queue.state.cursor_tie)
                 behind = self.tx.some("select_flows_behind", most, flows, queue.id, *cursor)
                 overdue = self.tx.some("select_overdue_gates", most, gates, queue.id, before)
                 found += [(name, *rest) for _, *rest in (*behind, *overdue)]
+        return found
+
+    def count_kept_places(self, queue: int) -> list[Row]:
+        """With what events that nobody has folded will say: places given back are still counted, new ones are not."""
+        tx = self.tx
+        found = [*tx.all("select_places_kept", queue), *tx.all("select_unfolded_places", queue)]
+        given_back = [event for (text,) in tx.all("select_unfolded", queue) for event in rows.releases(text)]
+        if any(event.kept for event in given_back):
+            tail = claims.Scheduling(tx, tx.value("select_queue_name", queue), 0, is_looking=True)
+            named = tail.load().board.find(lanes={event.lane for event in given_back if event.kept})
+            lanes = {lane.id: lane for lane in tail.answer(named).lanes}
+            known = [(lanes[event.lane], event.kept) for event in given_back if event.kept and event.lane in lanes]
+            found += [(lane.priority, rows.encode(lane.keys), -kept) for lane, kept in known]
         return found
 
     # Partitions, and limits that queues share.
@@ -327,7 +340,7 @@ class Statements:
         return list(moved.items())
 
     def put_sharing(self, queue: str, names: Sequence[str]) -> list[Row]:
-        number = claims.queue_number(self.tx, queue)
+        number = self.tx.value("select_queue_id", queue)
         self.tx.run("delete_sharing", number)
         self.tx.run_many("insert_sharing", [(number, name) for name in names])
         return []

@@ -39,7 +39,7 @@ from fairlane.store.scripts import Schema
 from fairlane.store.sqlite import claims, jobs, results
 from fairlane.store.sqlite.caller_transactions import in_callers_transaction
 from fairlane.store.sqlite.database import Database, Transaction
-from fairlane.store.sqlite.procedures import Driver, known_queue
+from fairlane.store.sqlite.procedures import Driver
 from fairlane.store.sqlite.settlements import claims_beside, reap, settle, sign, truly_lost
 from fairlane.store.sqlite.wakeups import WORK, SqliteListener, nudge, take_waiters
 
@@ -128,15 +128,15 @@ class SqliteStore(Store):
 
         def work(tx: Transaction) -> tuple[int, Claimed]:
             now = self._clock.now()
-            found = self._without_ended(tx, queue, now)
+            scheduling, loaded = self._opened(tx, queue, now)
             want = max(0, min(asked.want(), self._database.most_at_once))
-            claimed = claims.claim(tx, found, want, asked, now)
+            claimed = claims.claim(tx, scheduling, loaded, want, asked)
             self.rows_read += tx.rows_read
-            is_short = len(claimed.claims) < want
-            _register(tx, found.id, asked.worker, now if asked.listener and (is_short or claimed.paces) else None)
+            number, is_short = scheduling.number, len(claimed.claims) < want
+            _register(tx, number, asked.worker, now if asked.listener and (is_short or claimed.paces) else None)
             if claimed.more and not is_short:
-                tx.woken[found.id] = 1
-            return found.id, claimed
+                tx.woken[number] = 1
+            return number, claimed
 
         for _ in range(PLANS_AT_MOST):
             try:
@@ -147,13 +147,14 @@ class SqliteStore(Store):
             return claimed
         raise cancelled_too_fast(queue)
 
-    def _without_ended(self, tx: Transaction, name: str, now: Instant) -> claims.QueueInForce:
-        """A queue, once the overrides are gone whose time has come."""
-        queue = known_queue(tx, name)
-        if not (expired := queue.policy.overrides.expired(now)):
-            return queue
-        Driver(tx, self._clock, self._memory).perform(policies.end_overrides(queue.policy, expired, now))
-        return known_queue(tx, name)
+    def _opened(self, tx: Transaction, name: str, now: Instant) -> tuple[claims.Scheduling, claims.Loaded]:
+        """A queue's board, once the overrides are gone whose time has come."""
+        scheduling = claims.Scheduling(tx, name, now)
+        loaded = scheduling.load()
+        if loaded.expired:
+            Driver(tx, self._clock, self._memory, is_locked=True).perform(policies.end_expired(name).make())
+            loaded = scheduling.load()
+        return scheduling, loaded
 
     async def _checkpoint(self, queue: int) -> None:
         """Write what the tables of a queue do not hold."""
@@ -161,7 +162,8 @@ class SqliteStore(Store):
         def work(tx: Transaction) -> None:
             name = tx.value("select_queue_name", queue)
             if name is not None:
-                claims.checkpoint(tx, known_queue(tx, name), self._clock.now())
+                scheduling = claims.Scheduling(tx, name, self._clock.now())
+                Driver(tx, self._clock, self._memory).perform(scheduling.checkpoint(scheduling.load()))
 
         await self._database.write(work, durable=False)
 
@@ -173,14 +175,14 @@ class SqliteStore(Store):
     async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
         def work(tx: Transaction) -> Looked:
             now = self._clock.now()
-            found = self._without_ended(tx, queue, now)
+            scheduling, loaded = self._opened(tx, queue, now)
             if want <= 0:
-                _register(tx, found.id, worker, None)
-                tx.woken[found.id] = 1
+                _register(tx, scheduling.number, worker, None)
+                tx.woken[scheduling.number] = 1
                 return Looked(0, now, None, look_again=False)
-            looked = claims.look(tx, found, want, now=now)
+            looked = claims.look(tx, scheduling, loaded, want)
             self.rows_read += tx.rows_read
-            _register(tx, found.id, worker, now if looked.claimable < want else None)
+            _register(tx, scheduling.number, worker, now if looked.claimable < want else None)
             return looked
 
         return await self._write(work, durable=False)
@@ -245,7 +247,7 @@ class SqliteStore(Store):
         terms = work.terms
 
         def within(inner: Transaction) -> T:
-            return Driver(inner, self._clock, self._memory).perform(work.make())
+            return Driver(inner, self._clock, self._memory, is_locked=terms.locks).perform(work.make())
 
         if tx is not None:
             return await self._borrowed(tx, within, writes=terms.writes)
