@@ -136,7 +136,7 @@ async def fold(store: Store, name: str) -> None:
             now = await store.now()
             await store._database.write(lambda tx: claims.Scheduling(tx, name, now).fold_all(), durable=False)
         case PostgresStore():
-            async with store._claimer.locked(await store._claimer.queue(name), durable=False) as scheduling:
+            async with store._claimer.locked(await store._claimer.queue(name), durable=False) as (scheduling,):
                 await scheduling.fold_all()
 
 
@@ -146,7 +146,7 @@ async def catch_up(store: Store, name: str) -> ResidentBoard:
         case SqliteStore():
             await store._database.write(lambda tx: claims.Scheduling(tx, name, 0).load().board, durable=False)
         case PostgresStore():
-            async with store._claimer.locked(await store._claimer.queue(name), durable=False) as scheduling:
+            async with store._claimer.locked(await store._claimer.queue(name), durable=False) as (scheduling,):
                 await scheduling.load()
     board = await remembered(store, name)
     assert board is not None
@@ -164,7 +164,7 @@ async def compare(store: Store, name: str) -> list[str]:
             return await store._database.write(compare, durable=False)
         case PostgresStore():
             handle = await store._claimer.queue(name)
-            async with store._claimer.locked(handle, durable=False) as scheduling:
+            async with store._claimer.locked(handle, durable=False) as (scheduling,):
                 board = (await scheduling.load()).board
                 looking = Scheduling(scheduling.connection, handle, store._clock.parameter())
                 return differences(board, await _said_by_server(looking))
@@ -186,7 +186,7 @@ async def seal(store: Store, name: str) -> None:
         case SqliteStore():
             await store._database.write(lambda tx: _seal(tx, name), durable=False)
         case PostgresStore():
-            async with store._claimer.locked(await store._claimer.queue(name), durable=False) as scheduling:
+            async with store._claimer.locked(await store._claimer.queue(name), durable=False) as (scheduling,):
                 await perform(scheduling.connection, scheduling.to_tables(await scheduling.load()))
 
 

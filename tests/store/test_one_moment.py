@@ -56,8 +56,8 @@ def others(shared_database: Database, monkeypatch: pytest.MonkeyPatch) -> Others
     others = Others(shared_database)
     of_postgres, of_sqlite = postgres_procedures.Driver.answer, sqlite_procedures.Driver.answer
 
-    async def answer(driver: postgres_procedures.Driver, *asked: Any) -> Any:
-        found = await of_postgres(driver, *asked)
+    async def answer(driver: postgres_procedures.Driver, asked: Any) -> Any:
+        found = await of_postgres(driver, asked)
         others.step()
         return found
 

@@ -16,6 +16,7 @@ from fairlane.scheduler.snapshot import Ask
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Asked = TypeVar("Asked")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -224,6 +225,17 @@ def value(name: str, *parameters: Any) -> Procedure[Any]:
 
 def on_board(queue: str, action: str, *parameters: Any) -> OnBoard:
     return OnBoard(queue, action, parameters)
+
+
+def driven(asking: Generator[Asked, Any, T], answer: Callable[[Asked], Any]) -> T:
+    """Answer whatever a generator asks, until it has come to a result."""
+    try:
+        asked = next(asking)
+        while True:
+            asked = asking.send(answer(asked))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
 
 
 def answered(queue: str, asking: Generator[Ask, Found, T]) -> Procedure[T]:

@@ -272,7 +272,11 @@ class Store(Protocol):
         connection knows its own jobs, and stores them once. Returned is what met a unique key that another job holds,
         by the id of the new one; each is decided as if it were enqueued alone. `progress` is told how many are stored.
         """
-        ...
+        return await self._enqueue(jobs, tx, progress or (lambda _: None)) if jobs else {}
+
+    async def _enqueue(
+        self, jobs: Sequence[NewJob], tx: Any, progress: Callable[[int], None]
+    ) -> dict[UUID, Conflict]: ...
 
     async def foresee(self, jobs: Sequence[NewJob]) -> dict[UUID, Conflict]:
         """What `enqueue` would return for these jobs now. Looking changes nothing."""
@@ -335,7 +339,11 @@ class Store(Protocol):
         `landed` is filled with what `enqueue` would return for the follow-ups of each job that is done, by that job.
         What an earlier try has recorded is not in it.
         """
-        ...
+        return await self._settle(settlements, is_repeated, tx, {} if landed is None else landed)
+
+    async def _settle(
+        self, settlements: Sequence[Settlement], is_repeated: bool, tx: Any, landed: Landings
+    ) -> list[UUID]: ...
 
     async def renew(self, leases: Sequence[UUID], lease: timedelta) -> Renewed:
         """Hold these leases for `lease` from now on."""

@@ -16,9 +16,9 @@ import asyncio
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -40,6 +40,7 @@ from fairlane.store.postgres.connections import (
     Connections,
     Session,
     StoreClock,
+    driven,
     hang_up,
     perform,
 )
@@ -69,8 +70,6 @@ from fairlane.store.rows import (
     journal_too_new,
     no_such_queue,
 )
-
-T = TypeVar("T")
 
 SLOTS_AT_MOST = 1_000
 """How many jobs one claim starts for all its holders, and the most that a request can name."""
@@ -335,20 +334,10 @@ class Scheduling(boards.HeldBoard):
                 policy, events = await self.sharing.load(loaded.policy, events, self.time)
                 if board.policy is not policy:
                     board.rebind(policy)
-            return await self.answer(board.claim(events, want, lag=lag, listens=listens, ahead=ahead))
+            return await driven(board.claim(events, want, lag=lag, listens=listens, ahead=ahead), self.ask)
         except BaseException:
             self.boards.drop(self.queue.id)
             raise
-
-    async def answer(self, asking: Generator[Ask, Found, T]) -> T:
-        """Give whoever asks what the tables know, until it has come to a result."""
-        try:
-            ask = next(asking)
-            while True:
-                ask = asking.send(await self.ask(ask))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
 
     async def ask(self, ask: Ask) -> Found:
         """What the tables hold of it."""
@@ -660,13 +649,13 @@ class Claimer:
 
     async def checkpoint(self, queue: int) -> None:
         """Write what the tables of a queue do not hold."""
-        async with self.locked(self._handle(queue), durable=False) as scheduling:
+        async with self.locked(self._handle(queue), durable=False) as (scheduling,):
             await perform(scheduling.connection, scheduling.checkpoint(await scheduling.load()))
 
     async def look(self, queue: QueueHandle, want: int, worker: WorkerIdentity, listener: Listener) -> Looked:
         """Count the jobs that could start, up to `want`. With 0, the listener withdraws and its wakeup is passed on."""
         watch = Watch(queue.id, listener)
-        async with self.locked(queue, durable=False) as scheduling:
+        async with self.locked(queue, durable=False) as (scheduling,):
             if want > 0:
                 looked = await _look(scheduling, want, worker, watch)
             else:
@@ -681,28 +670,24 @@ class Claimer:
         return next(each for each in self._queues.values() if each.id == queue)
 
     @contextlib.asynccontextmanager
-    async def locked(self, queue: QueueHandle, *, durable: bool, keeps: bool = True) -> AsyncIterator[Scheduling]:
-        """A transaction that holds the queue's claim lock, ended with the block: committed if it `keeps` anything."""
-        async with self._mutex, self._session() as connection:
-            await connection.execute(queue.take_lock if durable else queue.take_lock_unflushed)
-            yield self._scheduling(connection, queue)
-            if not keeps:
-                self.boards.drop(queue.id)
-            await connection.execute("commit" if keeps else "rollback")
-
-    @contextlib.asynccontextmanager
-    async def locked_together(self, queues: Sequence[QueueHandle]) -> AsyncIterator[list[Scheduling]]:
-        """One transaction that holds the claim locks of several queues, committed at the end of the block."""
+    async def locked(
+        self, *queues: QueueHandle, durable: bool, keeps: bool = True
+    ) -> AsyncIterator[Sequence[Scheduling]]:
+        """A transaction that holds the claim locks of these queues, ended with the block: committed if it `keeps`
+        anything."""
         # The lowest number first, and all before anything else is locked: so that no two ever deadlock.
         first, *others = sorted(queues, key=lambda queue: queue.id)
         async with self._mutex, self._session() as connection:
-            await connection.execute(first.take_lock)
+            await connection.execute(first.take_lock if durable else first.take_lock_unflushed)
             for queue in others:
                 await connection.execute(STATEMENTS["take_another_lock"], queue.id)
             if others:
                 await connection.execute(STATEMENTS["lock_shared_limits_of"], [queue.id for queue in queues])
             yield [self._scheduling(connection, queue) for queue in queues]
-            await connection.execute("commit")
+            if not keeps:
+                for queue in queues:
+                    self.boards.drop(queue.id)
+            await connection.execute("commit" if keeps else "rollback")
 
     @contextlib.asynccontextmanager
     async def _session(self) -> AsyncIterator[Connection]:

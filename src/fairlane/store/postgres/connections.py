@@ -16,8 +16,7 @@ import contextlib
 import errno
 import logging
 import socket
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import asyncpg
@@ -56,6 +55,7 @@ STATEMENTS = load_statements(
 ) | load_functions("fairlane.store.postgres", "store_job", "cancel_job")
 
 T = TypeVar("T")
+Asked = TypeVar("Asked")
 
 POOL_SIZE = 8
 HANG_UP_WITHIN = 2.0
@@ -205,15 +205,14 @@ class Connections:
         self._has_connected = False
         self._refusal: tuple[float, StoreUnavailable] | None = None
         """When nobody could be reached the last time, and what was said; nothing, once somebody was."""
-        self._free: list[Session] = []
+        self._free: asyncio.LifoQueue[Session] = asyncio.LifoQueue()
         self._busy: set[Session] = set()
         self._silence = Silence(self)
         self._room = asyncio.Semaphore(POOL_SIZE)
-        self._waiting: deque[asyncio.Future[Session]] = deque()
 
     async def open(self) -> None:
         if not self._is_open:
-            self._free.append(await self.connect())
+            self._free.put_nowait(await self.connect())
             self._is_open = True
 
     async def close(self) -> None:
@@ -227,8 +226,8 @@ class Connections:
         for connection in self._busy:
             connection.terminate()
         self._room = asyncio.Semaphore(POOL_SIZE)
-        free, self._free = self._free, []
-        await asyncio.gather(*map(hang_up, free))
+        idle, self._free = self._idle_sessions(), asyncio.LifoQueue()
+        await asyncio.gather(*map(hang_up, idle))
 
     async def connect(self) -> Session:
         """A session of its own, with settings that our statements rely on, whatever the defaults of server and role."""
@@ -270,8 +269,12 @@ class Connections:
 
     def forget_idle(self) -> None:
         """A session of ours has died unseen: those that lay idle beside it probably have, too."""
-        while self._free:
-            self._free.pop().terminate()
+        for connection in self._idle_sessions():
+            connection.terminate()
+
+    def _idle_sessions(self) -> list[Session]:
+        """Take all that nobody uses."""
+        return [self._free.get_nowait() for _ in range(self._free.qsize())]
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
@@ -294,46 +297,24 @@ class Connections:
                 raise
             finally:
                 self._busy.discard(connection)
-                self._give_back(connection)
+                if not connection.is_closed():
+                    self._free.put_nowait(connection)
 
     async def _idle(self, asked_at: float) -> Session:
-        while self._free:
-            connection = self._free.pop()
+        while not self._free.empty():
+            connection = self._free.get_nowait()
             if not connection.is_closed():
                 return connection
-        if self._busy and (lent := await self._handed_over()) is not None:
-            return lent
+        if self._busy:
+            # Most statements take less time than a new connection.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GROW_AFTER):
+                    return await self._free.get()
         if self._refusal is not None and self._refusal[0] > asked_at:
             # Others have tried while we waited for our turn. If each tried for itself, a crowd would wait for minutes.
             told = self._refusal[1]
             raise StoreUnavailable(told.problem, told.remedy)
         return await self.connect()
-
-    async def _handed_over(self) -> Session | None:
-        """What somebody else has done with, if that is soon: most statements take less time than a new connection."""
-        waiter: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
-        try:
-            await asyncio.wait({waiter}, timeout=GROW_AFTER)
-        except BaseException:
-            if waiter.done():
-                self._give_back(waiter.result())
-            waiter.cancel()
-            raise
-        if waiter.done():
-            return waiter.result()
-        waiter.cancel()
-        return None
-
-    def _give_back(self, connection: Session) -> None:
-        if connection.is_closed():
-            return
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(connection)
-                return
-        self._free.append(connection)
 
     async def again(self, work: Callable[[Connection, bool], Awaitable[T]]) -> T:
         """Run one transaction, and run it again after a conflict or a lost connection.
@@ -382,19 +363,20 @@ def _columns(parameters: Sequence[Any]) -> list[Any]:
     return given
 
 
-async def perform(
-    connection: Connection,
-    procedure: Procedure[T],
-    answers: Callable[[Connection, Question], Awaitable[Any]] = answer,
-) -> T:
-    """Carry out a procedure; one that needs no more than a connection, unless something else `answers`."""
-    found: Any = None
+async def driven(asking: Generator[Asked, Any, T], answer: Callable[[Asked], Awaitable[Any]]) -> T:
+    """Answer whatever a generator asks, until it has come to a result."""
     try:
+        asked = next(asking)
         while True:
-            found = await answers(connection, procedure.send(found))
+            asked = asking.send(await answer(asked))
     except StopIteration as stop:
         result: T = stop.value
         return result
+
+
+async def perform(connection: Connection, procedure: Procedure[T]) -> T:
+    """Carry out a procedure that needs no more than a connection."""
+    return await driven(procedure, lambda asked: answer(connection, asked))
 
 
 class _Use(Struct):

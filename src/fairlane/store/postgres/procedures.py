@@ -39,9 +39,10 @@ class Driver:
         """Whatever is asked after the time is of that time."""
 
     async def perform(self, procedure: Procedure[T]) -> T:
-        return await connections.perform(self._connection, procedure, self.answer)
+        return await connections.driven(procedure, self.answer)
 
-    async def answer(self, connection: Connection, asked: Question) -> Any:
+    async def answer(self, asked: Question) -> Any:
+        connection = self._connection
         match asked:
             case Enqueue(new):
                 queues = {name: await self._number(name) for name in {job.queue for job in new}}

@@ -15,15 +15,22 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable
 from uuid import UUID, uuid4
 
+from fairlane.clock import Instant
 from fairlane.errors import StoreUnavailable
 from fairlane.job import JobRecord
 from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, Session, hang_up
-from fairlane.store.postgres.wakeups import FIRST_PAUSE, LONGEST_PAUSE, PULSE_EVERY, Registration, has_pulse
-from fairlane.store.results import Awaited, see_end
+from fairlane.store.postgres.wakeups import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    PULSE_EVERY,
+    Registration,
+    has_pulse,
+    listening,
+)
+from fairlane.store.results import Waits
 
 log = logging.getLogger("fairlane.store.postgres")
 
@@ -33,13 +40,17 @@ IDLE_AFTER = 60.0
 """Seconds without a wait after which the session ends: from then on settlements look for nobody."""
 
 
-class ResultListener:
+class ResultListener(Waits):
     """The ear of everyone in this process who waits for a job to end."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        look: Callable[[UUID], Awaitable[JobRecord]],
+        sleep_until: Callable[[Instant], Awaitable[None]],
+    ) -> None:
+        super().__init__(look, sleep_until)
         self._connections = connections
-        self._awaited = Awaited()
-        self._is_closed = False
         self._new: set[UUID] = set()
         self._registered: set[UUID] = set()
         self._withdrawn: set[UUID] = set()
@@ -50,18 +61,6 @@ class ResultListener:
         self._id = UUID(int=0)
         self._ear = 0
 
-    async def ended(
-        self, job: UUID, look: Callable[[], Awaitable[JobRecord]], alarm: Callable[[], Coroutine[Any, Any, None]]
-    ) -> JobRecord:
-        """The job once it has ended, or as it stands when `alarm` ends."""
-        if self._is_closed:
-            raise StoreUnavailable("the store is closed; open it first")
-        with self._waiting_for(job) as told:
-            return await see_end(look, told, alarm)
-
-    def open(self) -> None:
-        self._is_closed = False
-
     async def close(self) -> None:
         """Stop listening, for good or until `open`."""
         self._is_closed = True
@@ -71,24 +70,17 @@ class ResultListener:
             self._serving = None
         await self._disconnect()
 
-    def dismiss(self) -> None:
-        """Let whoever still waits find the store closed."""
-        self._awaited.tell(self._awaited.jobs)
-
-    @contextlib.contextmanager
-    def _waiting_for(self, job: UUID) -> Iterator[asyncio.Event]:
+    async def _register(self, job: UUID, look: asyncio.Event) -> None:
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve(), name="fairlane results")
-        try:
-            with self._awaited.waiting_for(job) as told:
-                # Also where somebody waits for it already: it may have been announced a moment ago.
-                self._new.add(job)
-                self._asked.set()
-                yield told
-        finally:
-            if job not in self._awaited and job in self._registered:
-                self._withdrawn.add(job)
-                self._asked.set()
+        # Also where somebody waits for it already: it may have been announced a moment ago.
+        self._new.add(job)
+        self._asked.set()
+
+    def _withdraw(self, job: UUID) -> None:
+        if job in self._registered:
+            self._withdrawn.add(job)
+            self._asked.set()
 
     # The loop.
 
@@ -109,20 +101,20 @@ class ResultListener:
 
     async def _due(self, pause: float) -> None:
         """Return when there is something to register, to withdraw or to look at."""
-        patience = pause if self._uncertain else PULSE_EVERY if self._awaited else IDLE_AFTER
+        patience = pause if self._uncertain else PULSE_EVERY if self._waits else IDLE_AFTER
         try:
             async with asyncio.timeout(patience):
                 await self._asked.wait()
         except TimeoutError:
-            if not self._uncertain and not self._awaited:
+            if not self._uncertain and not self._waits:
                 await self._disconnect()
             elif not self._uncertain and self._connection is not None:
                 await has_pulse(self._connection)
         self._asked.clear()
 
     async def _register_and_look(self) -> None:
-        new = {job for job in self._new if job in self._awaited}
-        gone = {job for job in self._withdrawn if job not in self._awaited}
+        new = {job for job in self._new if job in self._waits}
+        gone = {job for job in self._withdrawn if job not in self._waits}
         self._new.clear()
         self._withdrawn.clear()
         if not new and not gone and not self._uncertain:
@@ -144,24 +136,16 @@ class ResultListener:
         settlers = [row[0] for row in await connection.fetch(STATEMENTS["select_settlers"])]
         for registration, _ in self._uncertain:
             registration.observe(settlers)
-        jobs = {job for _, registered in self._uncertain for job in registered if job in self._awaited}
-        self._awaited.tell(row[0] for row in await connection.fetch(STATEMENTS["select_ended"], list(jobs)))
+        jobs = {job for _, registered in self._uncertain for job in registered if job in self._waits}
+        self.let_look(row[0] for row in await connection.fetch(STATEMENTS["select_ended"], list(jobs)))
         self._uncertain = [each for each in self._uncertain if not each[0].is_certain]
 
     # The session.
 
     async def _connect(self) -> Session:
-        connection = await self._connections.connect()
         waiter, ear = uuid4(), secrets.randbits(62) + 1
-        try:
-            connection.add_termination_listener(self._on_end)
-            with self._connections.in_use(connection):
-                row = await connection.fetchrow(STATEMENTS["open_results"], ear, waiter)
-                assert row is not None
-                await connection.add_listener(row["channel"], self._on_announcement)
-        except BaseException:
-            await hang_up(connection)
-            raise
+        heard = {"": self._on_announcement}
+        connection = await listening(self._connections, "open_results", ear, waiter, heard, self._on_end)
         self._connection, self._id, self._ear = connection, waiter, ear
         return connection
 
@@ -174,7 +158,7 @@ class ResultListener:
             await hang_up(connection)
 
     def _on_announcement(self, _connection: Connection, _pid: int, _channel: str, payload: object) -> None:
-        self._awaited.tell([UUID(str(payload))])
+        self.let_look([UUID(str(payload))])
 
     def _on_end(self, connection: Connection) -> None:
         if connection is self._connection:
@@ -186,6 +170,6 @@ class ResultListener:
         self._registered.clear()
         self._withdrawn.clear()
         self._uncertain.clear()
-        self._new.update(self._awaited.jobs)
+        self._new.update(self._waits)
         if self._new:
             self._asked.set()

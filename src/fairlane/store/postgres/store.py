@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 from uuid import UUID
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 from asyncpg import Record
 from asyncpg.pool import PoolConnectionProxy
@@ -21,8 +21,8 @@ from fairlane.store import policies
 from fairlane.store.boards import QueueTime
 from fairlane.store.health import ConnectionLimit, Health, HorizonHolder, PostgresHealth, TableHealth
 from fairlane.store.postgres import jobs
-from fairlane.store.postgres.caller_transactions import OwnJson, borrowed, check_types, reads_own_json, speaking
-from fairlane.store.postgres.claims import Claimer, QueueHandle, Scheduling
+from fairlane.store.postgres.caller_transactions import borrowed, check_types, speaking
+from fairlane.store.postgres.claims import Claimer
 from fairlane.store.postgres.connections import (
     STATEMENTS,
     Connection,
@@ -36,7 +36,7 @@ from fairlane.store.postgres.procedures import Driver
 from fairlane.store.postgres.results import ResultListener
 from fairlane.store.postgres.settlements import Settler, claims_beside
 from fairlane.store.postgres.wakeups import PostgresListener
-from fairlane.store.procedures import Terms, Work
+from fairlane.store.procedures import Work
 from fairlane.store.protocol import (
     Asked,
     Claimed,
@@ -48,7 +48,6 @@ from fairlane.store.protocol import (
     Store,
     WorkerIdentity,
 )
-from fairlane.store.results import forever
 from fairlane.store.scripts import Schema
 
 T = TypeVar("T")
@@ -84,9 +83,9 @@ class PostgresStore(Store):
         self._gathering = Gathering(self._connections, self._clock, self._queue_numbers)
         self._memory: dict[Any, Any] = {}
         self._database: Record | None = None
-        self._known: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-        """Connections of callers that were found to be to our database, and whether they write JSON in another way."""
-        self._results = ResultListener(self._connections)
+        self._known: WeakSet[Any] = WeakSet()
+        """Connections of callers that were found to be to our database."""
+        self._results = ResultListener(self._connections, self.job, self._clock.sleep_until)
 
     async def open(self) -> None:
         await self._connections.open()
@@ -139,11 +138,7 @@ class PostgresStore(Store):
         self._clock.observe(found["now"])
         return QueueTime(*found)
 
-    async def enqueue(
-        self, new: Sequence[NewJob], tx: Any = None, progress: Callable[[int], None] | None = None
-    ) -> dict[UUID, Conflict]:
-        if not new:
-            return {}
+    async def _enqueue(self, new: Sequence[NewJob], tx: Any, progress: Callable[[int], None]) -> dict[UUID, Conflict]:
         queues = self._queue_numbers
         for job in new:
             if job.queue not in queues:
@@ -155,8 +150,7 @@ class PostgresStore(Store):
         # A unique key or an id of one's own may have to wait for another transaction, and others not with it.
         if len(new) == 1 and new[0].unique is None and not new[0].is_named:
             await self._gathering.store(new[0])
-            if progress is not None:
-                progress(1)
+            progress(1)
             return {}
         return await self._connections.again(
             lambda connection, is_repeated: jobs.insert(
@@ -169,22 +163,21 @@ class PostgresStore(Store):
         known = getattr(connection, "driver", connection)
         is_proxy = isinstance(known, PoolConnectionProxy)  # from a pool: a new one at every use
         if not is_proxy and known in self._known:
-            return cast("Connection", OwnJson(connection)) if self._known[known] else connection
+            return connection
         if self._database is None:
             self._database = await self._ask(lambda own: own.fetchrow(STATEMENTS["select_database"]))
         here, there = self._database, await connection.fetchrow(STATEMENTS["select_database"])
         assert here is not None
         assert there is not None
-        if any(here[name] != there[name] for name in ("name", "schema", "server")):
+        if here[:3] != there[:3]:
             raise ConfigurationError(
-                f"tx= is a connection to the database {there['name']!r}, which is not the one that this app uses "
-                f"({here['name']!r}); jobs are stored beside your rows only where both are in one database"
+                f"tx= is a connection to the database {there[0]!r}, which is not the one that this app uses "
+                f"({here[0]!r}); jobs are stored beside your rows only where both are in one database"
             )
-        check_types(here, there)
-        has_own_json = reads_own_json(connection, here, there)
+        check_types(here[3:], there[3:])
         if not is_proxy:
-            self._known[known] = has_own_json
-        return cast("Connection", OwnJson(connection)) if has_own_json else connection
+            self._known.add(known)
+        return connection
 
     async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
         now = self._clock.parameter()
@@ -199,19 +192,13 @@ class PostgresStore(Store):
     async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
         return await self._claimer.look(await self._claimer.queue(queue), want, worker, listener)
 
-    async def settle(
-        self,
-        settlements: Sequence[Settlement],
-        *,
-        is_repeated: bool = False,
-        tx: Any = None,
-        landed: Landings | None = None,
+    async def _settle(
+        self, settlements: Sequence[Settlement], is_repeated: bool, tx: Any, landed: Landings
     ) -> list[UUID]:
-        told = {} if landed is None else landed
-        if tx is not None:
-            async with self._lent(tx) as connection:
-                return await self._settler.settle_in(connection, settlements, told)
-        return await self._settler.settle(settlements, told, was_tried=is_repeated)
+        if tx is None:
+            return await self._settler.settle(settlements, landed, was_tried=is_repeated)
+        async with self._lent(tx) as connection:
+            return await self._settler.settle_in(connection, settlements, landed)
 
     async def renew(self, leases: Sequence[UUID], lease: timedelta) -> Renewed:
         given = (self._clock.parameter(), leases, microseconds(lease), *self._clock.expected())
@@ -251,11 +238,7 @@ class PostgresStore(Store):
         return await self._ask(look)
 
     async def wait_until_ended(self, job: UUID, until: Instant | None) -> JobRecord:
-        record = await self.job(job)
-        if record.state.is_final:
-            return record
-        alarm = forever if until is None else lambda: self._clock.sleep_until(until)
-        return await self._results.ended(job, lambda: self.job(job), alarm)
+        return await self._results.ended(job, until)
 
     async def _queue_number(self, name: str) -> int:
         return (await self._claimer.queue(name)).id
@@ -281,7 +264,7 @@ class PostgresStore(Store):
         if terms.locks:
             # Never in the caller's transaction: the state of a queue is nobody's to roll back.
             handles = [await self._claimer.queue(queue) for queue in work.queues]
-            async with self._locked(handles, terms) as schedulings:
+            async with self._claimer.locked(*handles, durable=terms.is_durable, keeps=terms.keeps) as schedulings:
                 connection = schedulings[0].connection
                 driver = Driver(connection, self._clock, schedulings, self._queue_numbers, self._memory)
                 return await driver.perform(work.make())
@@ -292,16 +275,6 @@ class PostgresStore(Store):
             return await self._connections.again(attempt)
         async with self._connections.session() as connection:
             return await attempt(connection, False)
-
-    @contextlib.asynccontextmanager
-    async def _locked(self, queues: Sequence[QueueHandle], terms: Terms) -> AsyncIterator[list[Scheduling]]:
-        """A transaction that holds the claim locks of these queues."""
-        if len(queues) == 1:
-            async with self._claimer.locked(queues[0], durable=terms.is_durable, keeps=terms.keeps) as scheduling:
-                yield [scheduling]
-        else:
-            async with self._claimer.locked_together(queues) as schedulings:
-                yield schedulings
 
     @contextlib.asynccontextmanager
     async def _lent(self, tx: Any) -> AsyncIterator[Connection]:

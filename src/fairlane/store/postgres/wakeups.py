@@ -18,7 +18,7 @@ import contextlib
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from uuid import UUID
 
 import msgspec
@@ -53,6 +53,28 @@ async def has_pulse(connection: Session) -> bool:
         connection.terminate()
         return False
     return True
+
+
+async def listening(
+    connections: Connections,
+    statement: str,
+    ear: int,
+    owner: UUID,
+    hear: Mapping[str, Callable[[Connection, int, str, object], None]],
+    on_end: Callable[[Connection], None],
+) -> Session:
+    """A session that holds the lock `ear` and listens: on the channel that the statement names (""), and on others."""
+    connection = await connections.connect()
+    try:
+        connection.add_termination_listener(on_end)
+        with connections.in_use(connection):
+            own = await connection.fetchval(STATEMENTS[statement], ear, owner, column=1)
+            for channel, callback in hear.items():
+                await connection.add_listener(channel or own, callback)
+    except BaseException:
+        await hang_up(connection)
+        raise
+    return connection
 
 
 class Registration:
@@ -203,19 +225,9 @@ class PostgresListener:
     # -- staying connected --------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
-        connection = await self._connections.connect()
-        try:
-            ear = secrets.randbits(62) + 1
-            ended = asyncio.Event()
-            connection.add_termination_listener(lambda _: ended.set())
-            with self._connections.in_use(connection):
-                row = await connection.fetchrow(STATEMENTS["listen"], ear, self.worker.id)
-                assert row is not None
-                await connection.add_listener(row["channel"], self._on_own_channel)
-                await connection.add_listener(EVERYBODY, self._on_everybodys_channel)
-        except BaseException:
-            await hang_up(connection)
-            raise
+        ear, ended = secrets.randbits(62) + 1, asyncio.Event()
+        hear = {"": self._on_own_channel, EVERYBODY: self._on_everybodys_channel}
+        connection = await listening(self._connections, "listen", ear, self.worker.id, hear, lambda _: ended.set())
         self._connection, self._ended, self._ear = connection, ended, ear
 
     async def _stay_connected(self) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import TypeVar
 from uuid import UUID, uuid4
 
 import msgspec
@@ -12,7 +11,6 @@ from msgspec.structs import astuple
 
 from fairlane.clock import Instant
 from fairlane.job import SUSPECT_FROM, Claim
-from fairlane.policy.overrides import Overrides
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.journal import FORMAT, Mark, decode_delta, encode_delta, encode_tally, moves
 from fairlane.scheduler.plan import paces_of
@@ -20,6 +18,7 @@ from fairlane.scheduler.resident import Found, ResidentBoard
 from fairlane.scheduler.snapshot import Arrival, Ask, Forced, Head, Plan, QueueRow, Release, Start
 from fairlane.store import boards
 from fairlane.store.boards import MOST_WHOLE, Raced, as_read
+from fairlane.store.procedures import driven
 from fairlane.store.protocol import (
     FOLD_AT_MOST,
     LANES_PER_SCANNED_FLOW,
@@ -32,8 +31,7 @@ from fairlane.store.protocol import (
 )
 from fairlane.store.rows import (
     claim_of,
-    decode_limit,
-    decode_overrides,
+    decode_policy,
     encode,
     flow_of,
     gate_of,
@@ -45,8 +43,6 @@ from fairlane.store.rows import (
 from fairlane.store.sqlite import rows
 from fairlane.store.sqlite.database import Transaction
 from fairlane.store.sqlite.shared_limits import Sharing
-
-T = TypeVar("T")
 
 
 class QueueInForce(msgspec.Struct, frozen=True):
@@ -63,47 +59,19 @@ class QueueInForce(msgspec.Struct, frozen=True):
     state: QueueRow
 
 
-_policies: dict[str, Policy] = {}
-MOST_POLICIES = 1_000
-"""Policies that are kept decoded."""
-
-
 def load_queue(tx: Transaction, name: str) -> QueueInForce:
     """A queue by its name, or `UnknownQueue`."""
     row = tx.one("select_queue", name)
     if row is None:
         raise no_such_queue(name)
-    number, text, digest, version, applied_at, amended, seq, token, stored, base, format, *state = row
-    key = f"{name}/{digest}/{amended}"
-    stored_policy = _known_policy(key, lambda: Policy.decode(text).overridden(_overrides(tx, number)))
-    policy = stored_policy
+    number, text, version, applied_at, amended, seq, token, stored, base, format, *state = row
+    overrides = tuple(document for (document,) in tx.all("select_overrides", number)) if amended else ()
+    policy = decode_policy(text, overrides, ())
     if policy.shared_limits:
-        limits = _shared_limits(tx, number)
-        policy = _known_policy(
-            "/".join([key, *limits.values()]),
-            lambda: stored_policy.with_shared({name: decode_limit(limit) for name, limit in limits.items()}),
-        )
+        shared = tuple(document for _, document in tx.all("select_shared_limits", number))
+        policy = decode_policy(text, overrides, shared)
     mark = Mark(seq, UUID(bytes=token))
     return QueueInForce(number, policy, version, applied_at, mark, stored, base, format, QueueRow(*state))
-
-
-def _known_policy(key: str, make: Callable[[], Policy]) -> Policy:
-    if key not in _policies:
-        if len(_policies) >= MOST_POLICIES:
-            _policies.clear()
-        _policies[key] = make()
-    return _policies[key]
-
-
-def _overrides(tx: Transaction, queue: int) -> Overrides:
-    """What operators have changed."""
-    return decode_overrides(text for (text,) in tx.all("select_overrides", queue))
-
-
-def _shared_limits(tx: Transaction, queue: int) -> dict[str, str]:
-    """The shared limits of a queue as they are stored, by name."""
-    documents = [document for _, document in tx.all("select_shared_limits", queue)]
-    return {msgspec.json.decode(document)["name"]: document for document in documents}
 
 
 class Loaded(boards.Loaded):
@@ -231,16 +199,6 @@ class Scheduling(boards.HeldBoard):
         """What the tables hold of it."""
         return _found(self._tx, self.number if ask.is_of_board else 0, ask)
 
-    def answer(self, asking: Generator[Ask, Found, T]) -> T:
-        """Give whoever asks what the tables know, until it has come to a result."""
-        try:
-            ask = next(asking)
-            while True:
-                ask = asking.send(self.ask(ask))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-
     def forced(self, want: int) -> list[Forced]:
         """Jobs that an operator wants to start next."""
         found = self._tx.all("select_forced", self.number, want)
@@ -253,7 +211,7 @@ class Scheduling(boards.HeldBoard):
         board.mark = None
         if loaded.policy.shared_limits:
             events = self.sharing.fold_into(events)
-        return self.answer(board.claim(events, want, lag=lag, listens=listens, ahead=ahead))
+        return driven(board.claim(events, want, lag=lag, listens=listens, ahead=ahead), self.ask)
 
     def write(self, loaded: Loaded, plan: Plan) -> None:
         """Note what a plan has changed."""

@@ -28,6 +28,7 @@ from fairlane.store.procedures import (
     Some,
     Told,
     Whole,
+    driven,
 )
 from fairlane.store.sqlite import jobs
 from fairlane.store.sqlite.claims import Scheduling
@@ -52,13 +53,7 @@ class Driver(Statements):
         return self._clock.time()
 
     def perform(self, procedure: Procedure[T]) -> T:
-        found: Any = None
-        try:
-            while True:
-                found = self.answer(procedure.send(found))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+        return driven(procedure, self.answer)
 
     def answer(self, asked: Question) -> Any:
         tx = self.tx

@@ -6,7 +6,7 @@ values (?, ?, ?, 1)
 on conflict (name) do nothing
 
 -- name: select_queue
-select id, policy, digest, version, applied_at, amended, seq, token, stored, base, format, vtime, cursor, cursor_tie, tie, cost
+select id, policy, version, applied_at, amended, seq, token, stored, base, format, vtime, cursor, cursor_tie, tie, cost
 from queues
 where name = ?
 

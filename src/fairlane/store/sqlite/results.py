@@ -9,43 +9,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from uuid import UUID, uuid4
 
+from fairlane.clock import Instant
 from fairlane.errors import StoreUnavailable
 from fairlane.job import JobRecord
-from fairlane.store.results import Awaited, see_end
+from fairlane.store.results import Waits
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.sqlite.wakeups import Mailbox, is_listening
 
 
-class ResultListener:
+class ResultListener(Waits):
     """The ear of everyone in this process who waits for a job to end."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(
+        self,
+        database: Database,
+        look: Callable[[UUID], Awaitable[JobRecord]],
+        sleep_until: Callable[[Instant], Awaitable[None]],
+    ) -> None:
+        super().__init__(look, sleep_until)
         self._database = database
-        self._awaited = Awaited()
-        self._is_closed = False
         self._id = uuid4()
         self._nudged = asyncio.Event()
         self._mailbox: Mailbox | None = None
         self._looking: asyncio.Task[None] | None = None
 
-    async def ended(
-        self, job: UUID, look: Callable[[], Awaitable[JobRecord]], alarm: Callable[[], Coroutine[Any, Any, None]]
-    ) -> JobRecord:
-        """The job once it has ended, or as it stands when `alarm` ends."""
-        if self._is_closed:
-            raise StoreUnavailable("the store is closed; open it first")
+    async def _register(self, job: UUID, look: asyncio.Event) -> None:
         if self._mailbox is None:
             self._mailbox = Mailbox(self._id, lambda _: self._nudged.set())
             self._looking = asyncio.create_task(self._look_when_nudged(), name="fairlane results")
-        with self._awaited.waiting_for(job) as told:
-            # A registration stays until the job ends, also if nobody waits any more: that is a nudge too many, at most.
-            if await self._database.write(lambda tx: _register(tx, job, self._id), durable=False):
-                told.set()
-            return await see_end(look, told, alarm)
+        # A registration stays until the job ends, also if nobody waits any more: that is a nudge too many, at most.
+        if await self._database.write(lambda tx: _register(tx, job, self._id), durable=False):
+            look.set()
 
     async def close(self) -> None:
         """Stop listening."""
@@ -59,19 +56,15 @@ class ResultListener:
         with contextlib.suppress(StoreUnavailable):
             await self._database.write(lambda tx: tx.run("delete_result_waiter", self._id.bytes), durable=False)
 
-    def dismiss(self) -> None:
-        """Let whoever still waits find the store closed."""
-        self._awaited.tell(self._awaited.jobs)
-
     async def _look_when_nudged(self) -> None:
         while True:
             await self._nudged.wait()
             self._nudged.clear()
-            jobs = self._awaited.jobs
+            jobs = list(self._waits)
             try:
-                self._awaited.tell(await self._database.read(lambda tx, jobs=jobs: _ended(tx, jobs)))  # type: ignore[misc]
+                self.let_look(await self._database.read(lambda tx, jobs=jobs: _ended(tx, jobs)))  # type: ignore[misc]
             except Exception:
-                self._awaited.tell(jobs)  # they look for themselves, and are told what is wrong
+                self.let_look(jobs)  # they look for themselves, and are told what is wrong
 
 
 def _register(tx: Transaction, job: UUID, waiter: UUID) -> bool:

@@ -100,14 +100,9 @@ class _Tally:
         self.ended[settlement.lease.bytes] += 1
 
 
-def settle(
-    tx: Transaction,
-    settlements: Sequence[Settlement],
-    now: Instant,
-    landed: Landings | None = None,
-) -> list[UUID]:
+def settle(tx: Transaction, settlements: Sequence[Settlement], now: Instant, landed: Landings) -> list[UUID]:
     """Apply what still holds its lease; returns the jobs whose claim was lost."""
-    tally = _Tally(now, {} if landed is None else landed)
+    tally = _Tally(now, landed)
     lost: list[UUID] = []
     # One after the other, as they are given; of those that are done, without effects, a whole stretch at once.
     for is_plain, stretch in groupby(settlements, lambda each: each.to is State.DONE and each.effects is None):
@@ -256,7 +251,7 @@ def reap(tx: Transaction, now: Instant, limit: int, ended_by: Instant | None = N
             tasks[claim.id] = claim.task
         if len(settlements) >= limit:
             break
-    settle(tx, settlements, now)
+    settle(tx, settlements, now, {})
     return Reaped(settlements, tx.value("next_lease_end"), tasks)
 
 

@@ -15,6 +15,7 @@ from fairlane.errors import JobNotFound, UnknownQueue
 from fairlane.job import State
 from fairlane.policy.unique import digest_of
 from fairlane.store.operators import FORCE, PURGE, REPLAY, RETRY
+from fairlane.store.procedures import driven
 from fairlane.store.schedules import ORPHANED_AFTER
 from fairlane.store.sqlite import claims, jobs, rows
 from fairlane.store.sqlite.database import Row, Transaction
@@ -292,7 +293,7 @@ class Statements:
         if any(event.kept for event in given_back):
             tail = claims.Scheduling(tx, tx.value("select_queue_name", queue), 0, is_looking=True)
             named = tail.load().board.find(lanes={event.lane for event in given_back if event.kept})
-            lanes = {lane.id: lane for lane in tail.answer(named).lanes}
+            lanes = {lane.id: lane for lane in driven(named, tail.ask).lanes}
             known = [(lanes[event.lane], event.kept) for event in given_back if event.kept and event.lane in lanes]
             found += [(lane.priority, rows.encode(lane.keys), -kept) for lane, kept in known]
         return found

@@ -33,7 +33,6 @@ from fairlane.store.protocol import (
     Store,
     WorkerIdentity,
 )
-from fairlane.store.results import forever
 from fairlane.store.rows import Declared, cancelled_too_fast
 from fairlane.store.scripts import Schema
 from fairlane.store.sqlite import claims, jobs, results
@@ -55,7 +54,7 @@ class SqliteStore(Store):
         self._clock = QueueClock(clock or SystemClock())
         self._durable_claims = durable_claims
         self._memory: dict[Any, Any] = {}
-        self._results = results.ResultListener(self._database)
+        self._results = results.ResultListener(self._database, self.job, self._clock.sleep_until)
         self._checkpoints = Checkpoints(self._database.boards, self._checkpoint, self._add_up_claims)
         self.rows_read = 0
 
@@ -105,18 +104,12 @@ class SqliteStore(Store):
             return declared
         return await self.apply(policy)
 
-    async def enqueue(
-        self, new: Sequence[NewJob], tx: Any = None, progress: Callable[[int], None] | None = None
-    ) -> dict[UUID, Conflict]:
-        if not new:
-            return {}
-
+    async def _enqueue(self, new: Sequence[NewJob], tx: Any, progress: Callable[[int], None]) -> dict[UUID, Conflict]:
         def work(inner: Transaction) -> dict[UUID, Conflict]:
             return jobs.insert(inner, new, self._clock.now())
 
         conflicts = await (self._write(work) if tx is None else self._borrowed(tx, work))
-        if progress is not None:
-            progress(len(new))
+        progress(len(new))
         return conflicts
 
     async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
@@ -187,13 +180,8 @@ class SqliteStore(Store):
 
         return await self._write(work, durable=False)
 
-    async def settle(
-        self,
-        settlements: Sequence[Settlement],
-        *,
-        is_repeated: bool = False,
-        tx: Any = None,
-        landed: Landings | None = None,
+    async def _settle(
+        self, settlements: Sequence[Settlement], is_repeated: bool, tx: Any, landed: Landings
     ) -> list[UUID]:
         def work(inner: Transaction) -> list[UUID]:
             lost = settle(inner, settlements, self._clock.now(), landed)
@@ -234,11 +222,7 @@ class SqliteStore(Store):
         return await self._database.read(lambda tx: _examine_file(tx, self._database.path, brief=brief))
 
     async def wait_until_ended(self, job: UUID, until: Instant | None) -> JobRecord:
-        record = await self.job(job)
-        if record.state.is_final:
-            return record
-        alarm = forever if until is None else lambda: self._clock.sleep_until(until)
-        return await self._results.ended(job, lambda: self.job(job), alarm)
+        return await self._results.ended(job, until)
 
     async def listen(self, worker: WorkerIdentity) -> Listener:
         return SqliteListener(worker, self._database, self._clock)
