@@ -93,17 +93,17 @@ class Claimed(msgspec.Struct, frozen=True):
     """Whether the end of a job may let another of this queue start. `None`: as far as is known."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What somebody wants of a claim: see `Store.claim`."""
 
     want: Callable[[], int]
     worker: WorkerIdentity
-    duration: int
-    """How long the lease lasts, in microseconds."""
-    listener: Listener | None
-    start_lag: int
-    ahead: int | None
-    chose: Callable[[Choice], None] | None
+    lease: timedelta
+    listener: Listener | None = None
+    start_lag: int = 0
+    ahead: int | None = None
+    others: Sequence[str] = ()
+    chose: Callable[[Choice], None] | None = None
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -272,11 +272,7 @@ class Store(Protocol):
         connection knows its own jobs, and stores them once. Returned is what met a unique key that another job holds,
         by the id of the new one; each is decided as if it were enqueued alone. `progress` is told how many are stored.
         """
-        return await self._enqueue(jobs, tx, progress or (lambda _: None)) if jobs else {}
-
-    async def _enqueue(
-        self, jobs: Sequence[NewJob], tx: Any, progress: Callable[[int], None]
-    ) -> dict[UUID, Conflict]: ...
+        ...
 
     async def foresee(self, jobs: Sequence[NewJob]) -> dict[UUID, Conflict]:
         """What `enqueue` would return for these jobs now. Looking changes nothing."""
@@ -305,12 +301,7 @@ class Store(Protocol):
         there is none, `queue` is waited for. `chose` is told before `want` is asked; a store of one writer has nothing
         to choose, and is silent, and so is one that was handed what somebody else has claimed.
         """
-        asked = Asked(want, worker, microseconds(lease), listener, start_lag, ahead, chose)
-        claimed = await self._claim([queue, *others], asked)
-        self._holds(claimed.lease, claimed.claims)
-        return claimed
-
-    async def _claim(self, queues: Sequence[str], asked: Asked) -> Claimed: ...
+        ...
 
     def _holds(self, lease: UUID, claims: Sequence[Claim]) -> None:
         """This process holds these claims under a lease."""
@@ -339,11 +330,7 @@ class Store(Protocol):
         `landed` is filled with what `enqueue` would return for the follow-ups of each job that is done, by that job.
         What an earlier try has recorded is not in it.
         """
-        return await self._settle(settlements, is_repeated, tx, {} if landed is None else landed)
-
-    async def _settle(
-        self, settlements: Sequence[Settlement], is_repeated: bool, tx: Any, landed: Landings
-    ) -> list[UUID]: ...
+        ...
 
     async def renew(self, leases: Sequence[UUID], lease: timedelta) -> Renewed:
         """Hold these leases for `lease` from now on."""

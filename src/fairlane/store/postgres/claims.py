@@ -25,7 +25,7 @@ import asyncpg
 import msgspec
 from msgspec.structs import replace
 
-from fairlane.clock import Instant
+from fairlane.clock import Instant, microseconds
 from fairlane.job import Claim
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.journal import FORMAT, Mark, decode_delta, encode_delta, encode_tally, moves
@@ -191,7 +191,7 @@ class Holder(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, asked: Asked) -> Holder:
         """Who asks, for as many as there is room for now."""
-        return cls(uuid4(), asked.want(), asked.worker.id, asked.worker.name, asked.duration)
+        return cls(uuid4(), asked.want(), asked.worker.id, asked.worker.name, microseconds(asked.lease))
 
 
 def deal(starts: int, holders: Sequence[Holder]) -> list[int]:
@@ -575,7 +575,7 @@ class Claimer:
                 terms, _ = await self._scheduling(connection, queue).in_force()
                 return Claimed([], uuid4(), None, more=False, look_again=False, terms=terms)
             with self.carriage.boarded() as passenger:
-                entered = await self._seat.enter(connection, queue, want, worker, asked.duration, passenger)
+                entered = await self._seat.enter(connection, queue, want, worker, microseconds(asked.lease), passenger)
             lease, claims, requests = entered
             crowding = self._crowding[queue.id]
             if claims:

@@ -138,7 +138,12 @@ class PostgresStore(Store):
         self._clock.observe(found["now"])
         return QueueTime(*found)
 
-    async def _enqueue(self, new: Sequence[NewJob], tx: Any, progress: Callable[[int], None]) -> dict[UUID, Conflict]:
+    async def enqueue(
+        self, new: Sequence[NewJob], tx: Any = None, progress: Callable[[int], None] | None = None
+    ) -> dict[UUID, Conflict]:
+        if not new:
+            return {}
+        progress = progress or (lambda _: None)
         queues = self._queue_numbers
         for job in new:
             if job.queue not in queues:
@@ -183,8 +188,12 @@ class PostgresStore(Store):
         now = self._clock.parameter()
         return (await self._ask(lambda connection: jobs.foreseen(connection, new, now))).conflicts
 
-    async def _claim(self, queues: Sequence[str], asked: Asked) -> Claimed:
-        return await self._claimer.claim([await self._claimer.queue(name) for name in queues], asked)
+    async def claim(self, queue: str, want: Callable[[], int], **options: Any) -> Claimed:
+        asked = Asked(want=want, **options)
+        queues = [await self._claimer.queue(name) for name in (queue, *asked.others)]
+        claimed = await self._claimer.claim(queues, asked)
+        self._settler.claimed(claimed.lease, claimed.claims)
+        return claimed
 
     def _holds(self, lease: UUID, claims: Sequence[Claim]) -> None:
         self._settler.claimed(lease, claims)
@@ -192,9 +201,15 @@ class PostgresStore(Store):
     async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
         return await self._claimer.look(await self._claimer.queue(queue), want, worker, listener)
 
-    async def _settle(
-        self, settlements: Sequence[Settlement], is_repeated: bool, tx: Any, landed: Landings
+    async def settle(
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        is_repeated: bool = False,
+        tx: Any = None,
+        landed: Landings | None = None,
     ) -> list[UUID]:
+        landed = {} if landed is None else landed
         if tx is None:
             return await self._settler.settle(settlements, landed, was_tried=is_repeated)
         async with self._lent(tx) as connection:

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import msgspec
 from msgspec.structs import astuple
 
-from fairlane.clock import Instant
+from fairlane.clock import Instant, microseconds
 from fairlane.job import SUSPECT_FROM, Claim
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.journal import FORMAT, Mark, decode_delta, encode_delta, encode_tally, moves
@@ -312,7 +312,9 @@ def claim(tx: Transaction, scheduling: Scheduling, loaded: Loaded, want: int, as
     claims = start(tx, policy.queue, plan.starts, lease, asked.worker)
     if claims:
         held = encode([start.head.ref for start in plan.starts])
-        tx.run("insert_lease", lease.bytes, asked.worker.id.bytes, now + asked.duration, now, len(claims), held)
+        tx.run(
+            "insert_lease", lease.bytes, asked.worker.id.bytes, now + microseconds(asked.lease), now, len(claims), held
+        )
     scheduling.write(loaded, plan)
     if loaded.forced:
         tx.run("forget_forced", scheduling.number)

@@ -104,7 +104,13 @@ class SqliteStore(Store):
             return declared
         return await self.apply(policy)
 
-    async def _enqueue(self, new: Sequence[NewJob], tx: Any, progress: Callable[[int], None]) -> dict[UUID, Conflict]:
+    async def enqueue(
+        self, new: Sequence[NewJob], tx: Any = None, progress: Callable[[int], None] | None = None
+    ) -> dict[UUID, Conflict]:
+        if not new:
+            return {}
+        progress = progress or (lambda _: None)
+
         def work(inner: Transaction) -> dict[UUID, Conflict]:
             return jobs.insert(inner, new, self._clock.now())
 
@@ -115,9 +121,9 @@ class SqliteStore(Store):
     async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
         return await self._database.read(lambda tx: jobs.admitted(tx, new, self._clock.now()).conflicts)
 
-    async def _claim(self, queues: Sequence[str], asked: Asked) -> Claimed:
-        """There is one writer at a time: the first queue's turn comes as soon as any other's."""
-        queue = queues[0]
+    async def claim(self, queue: str, want: Callable[[], int], **options: Any) -> Claimed:
+        """There is one writer at a time: this queue's turn comes as soon as that of any other."""
+        asked = Asked(want=want, **options)
 
         def work(tx: Transaction) -> tuple[int, Claimed]:
             now = self._clock.now()
@@ -180,9 +186,16 @@ class SqliteStore(Store):
 
         return await self._write(work, durable=False)
 
-    async def _settle(
-        self, settlements: Sequence[Settlement], is_repeated: bool, tx: Any, landed: Landings
+    async def settle(
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        is_repeated: bool = False,
+        tx: Any = None,
+        landed: Landings | None = None,
     ) -> list[UUID]:
+        landed = {} if landed is None else landed
+
         def work(inner: Transaction) -> list[UUID]:
             lost = settle(inner, settlements, self._clock.now(), landed)
             if tx is not None:
