@@ -310,8 +310,8 @@ class Scheduling(boards.HeldBoard):
             promoted = 0
             for row in await self.connection.fetch(STATEMENTS["promote"], *given):
                 lane, priority, keys, count, floor, since, numbers, resumed, given_by = row
-                told = (decode_given(numbers), resumed, given_by)
-                loaded.arrivals.append(Arrival(lane, priority, decode_keys(keys), count, floor, since, *told))
+                brought = (decode_given(numbers), resumed, given_by)
+                loaded.arrivals.append(Arrival(lane, priority, decode_keys(keys), count, floor, since, *brought))
                 promoted += count
             loaded.all_folded = loaded.all_folded and promoted < PROMOTE_AT_MOST
         if loaded.attention & HAS_FORCED and want > 0:

@@ -163,13 +163,13 @@ def translating(connection: Connection | None = None, where: str = "") -> Iterat
     except Exception as error:
         match fault_of(error, connection):
             case Fault.CONFLICT:
-                raise Conflict(*_told(error, where)) from error
+                raise Conflict(*_problem_and_remedy(error, where)) from error
             case Fault.AWAY:
-                raise StoreUnavailable(*_told(error, where)) from error
+                raise StoreUnavailable(*_problem_and_remedy(error, where)) from error
         raise
 
 
-def _told(error: Exception, where: str) -> tuple[str, str]:
+def _problem_and_remedy(error: Exception, where: str) -> tuple[str, str]:
     """An error in our words, and what to do about it."""
     sqlstate = error.sqlstate if isinstance(error, asyncpg.PostgresError) else None
     if sqlstate is None or sqlstate.startswith("08"):
@@ -248,7 +248,7 @@ class Connections:
         except Exception as error:
             # Whatever goes wrong is about the address, the server, or the way there. Once it has worked, the address is
             # not to blame: a certificate is being replaced, say.
-            refusal = StoreUnavailable(*_told(error, self._where))
+            refusal = StoreUnavailable(*_problem_and_remedy(error, self._where))
             if not self._has_connected and (isinstance(error, ValueError) or fault_of(error) is Fault.OURS):
                 problem = f"PostgreSQL{self._where} cannot be connected to: {_words(error)}"
                 refusal = Misaddressed(problem, CHECK_URL)
@@ -312,14 +312,14 @@ class Connections:
                     return await self._free.get()
         if self._refusal is not None and self._refusal[0] > asked_at:
             # Others have tried while we waited for our turn. If each tried for itself, a crowd would wait for minutes.
-            told = self._refusal[1]
-            raise StoreUnavailable(told.problem, told.remedy)
+            refusal = self._refusal[1]
+            raise StoreUnavailable(refusal.problem, refusal.remedy)
         return await self.connect()
 
     async def again(self, work: Callable[[Connection, bool], Awaitable[T]]) -> T:
         """Run one transaction, and run it again after a conflict or a lost connection.
 
-        `work` is told whether an earlier try may have committed.
+        `work` is given whether an earlier try may have committed.
         """
         clock = asyncio.get_running_loop().time
         pause, may_have_committed, give_up_at = FIRST_PAUSE, False, clock() + PATIENCE
@@ -493,7 +493,7 @@ class StoreClock:
         self._witness.saw(now)
 
     def estimate(self) -> Instant:
-        """The time as far as it can be told without asking: for ids, which only have to rise about with it."""
+        """The time, estimated without asking the database: good enough for ids, which only have to rise with it roughly."""
         return self._local.now() + self._offset if self._given is None else self._given.now()
 
     async def sleep_until(self, moment: Instant) -> None:

@@ -56,7 +56,7 @@ async def insert(
         stored = admission.stored
         if admission.own and not is_repeated:
             raise DuplicateJob(min(admission.own))
-        # All were stored together, or none: one of them tells of the others.
+        # All were stored together, or none: looking at one of them is enough.
         if admission.own or (is_repeated and await _are_stored(connection, stored[:1], queues)):
             return admission.conflicts
         for old, new in admission.replaced.items():
@@ -106,7 +106,7 @@ def _are_copied(jobs: Sequence[NewJob]) -> bool:
 
 
 async def _are_stored(connection: Connection, jobs: Sequence[NewJob], queues: Mapping[str, int]) -> bool:
-    """Whether all of these are there exactly as given. Of none that is not so: nothing tells us that we came before."""
+    """Whether all of these are stored exactly as given. False for an empty batch, which would show nothing."""
     found: bool = await connection.fetchval(STATEMENTS["are_stored"], [_columns(job, queues) for job in jobs])
     return bool(jobs) and found
 
@@ -240,9 +240,9 @@ async def copy_in(
         [kind.last for kind in distinct],
         [None if kind.job.given is None else encode(kind.job.given) for kind in distinct],
     ]
-    told = await connection.fetchrow(STATEMENTS["ring"], now, is_callers, len(jobs), *counted)
-    assert told is not None
-    at, positions, _ = told
+    row = await connection.fetchrow(STATEMENTS["ring"], now, is_callers, len(jobs), *counted)
+    assert row is not None
+    at, positions, _ = row
     for kind in distinct:
         kind.rest = _rest_of_row(kind.job, queues[kind.job.queue], at, is_ready=kind.is_ready)
     stream = _stream(jobs, positions, kinds)
@@ -254,7 +254,7 @@ def _kinds_of(jobs: Sequence[NewJob], now: Instant | None) -> list[_Kind]:
     kinds: dict[tuple[Any, ...], _Kind] = {}
     found = []
     for place, job in enumerate(jobs, start=1):
-        # A lane says which queue, which priority and which keys tell it apart.
+        # A lane stands for its queue, its priority and the keys that it is made of.
         alike = (
             job.lane,
             job.task,
@@ -305,10 +305,10 @@ def _rest_of_row(job: NewJob, queue: int, now: Instant, *, is_ready: bool) -> by
 def _lane_of_row(
     lane: bytes, task: str, lane_keys: tuple[tuple[str, str | None], ...], *keys: tuple[str, str | None]
 ) -> bytes:
-    told = dict(lane_keys)
-    is_usual = told == {**dict(keys), "task": task}
-    told_apart = None if is_usual else JSONB + encode(told).encode()
-    return _bytes(lane) + _text(task) + _bytes(JSONB + encode(dict(keys)).encode()) + _bytes(told_apart)
+    of_lane = dict(lane_keys)
+    is_usual = of_lane == {**dict(keys), "task": task}
+    stored = None if is_usual else JSONB + encode(of_lane).encode()
+    return _bytes(lane) + _text(task) + _bytes(JSONB + encode(dict(keys)).encode()) + _bytes(stored)
 
 
 def _bytes(value: bytes | None) -> bytes:
@@ -363,7 +363,7 @@ class Gathering:
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._waiting.append((job, waiter))
         if not self._is_starting and self._under_way < STATEMENTS_AT_ONCE:
-            # It begins once everybody has run who is about to: those who are told together come back together.
+            # It begins once every task that is ready has run: producers that were answered together enqueue together.
             self._is_starting = True
             self._under_way += 1
             started = asyncio.create_task(self._run())
@@ -394,7 +394,7 @@ class Gathering:
         return taken
 
     async def _write(self, together: Sequence[tuple[NewJob, Waiter]], *, was_tried: bool = False) -> None:
-        """Store these jobs, in one transaction if nothing speaks against any of them, and tell their producers."""
+        """Store these jobs, in one transaction if none of them is refused, and answer their producers."""
         batch = [job for job, _ in together]
 
         async def attempt(connection: Connection, is_repeated: bool) -> None:
@@ -407,18 +407,18 @@ class Gathering:
             await self._connections.again(attempt)
         except Exception as error:
             if len(together) > 1 and isinstance(error, DuplicateJob | InvalidJob):
-                # The fault of one of them. Whether an earlier try of all has committed, each can tell for itself.
+                # The fault of one of them. Whether an earlier try of all has committed, each finds out by itself.
                 for each in together:
                     await self._write([each], was_tried=was_tried)
             else:
                 for _, waiter in together:
-                    _tell(waiter, error)
+                    _answer(waiter, error)
         else:
             for _, waiter in together:
-                _tell(waiter)
+                _answer(waiter)
 
 
-def _tell(waiter: Waiter, error: Exception | None = None) -> None:
+def _answer(waiter: Waiter, error: Exception | None = None) -> None:
     if waiter.done():
         return  # cancelled; its job is stored all the same, or not
     if error is None:

@@ -1,6 +1,6 @@
 """Waiting for jobs to end on PostgreSQL: one session listens for all who wait in this process.
 
-Whoever ends jobs tells those who wait for them, and looks for them only while somebody listens at all. Waits are
+Whoever ends jobs notifies those who wait for them, and looks for them only while somebody listens at all. Waits are
 registered in batches, by one loop, on the session that listens. What can go wrong is closed here:
 
 - A settlement that did not see the registration commits after the look. So the loop looks again until every

@@ -1,4 +1,4 @@
-"""Waking workers: each listens on a channel of its own, and is told only while it waits.
+"""Waking workers: each listens on a channel of its own, and is notified only while it waits.
 
 A worker registers as a waiter in the claim that left slots free, and withdraws in the one that filled them. Whoever
 makes work claimable notifies one waiter per job, and nobody where nobody waits: NOTIFY takes a global lock at commit.

@@ -220,9 +220,9 @@ class Scheduling(boards.HeldBoard):
         if plan.flows or plan.lanes or plan.gates or loaded.has_events or state != loaded.state:
             mark, delta = Mark(loaded.mark.seq + 1, uuid4()), encode_delta(plan)
             board.note(plan, mark)
-            told = None if plan.tally is None else encode_tally(plan.tally)
+            tally = None if plan.tally is None else encode_tally(plan.tally)
             tx.run("note_change", *astuple(state), *moves(plan), mark.seq, mark.token.bytes, self.number)
-            tx.run("insert_delta", self.number, mark.seq, mark.token.bytes, delta, told)
+            tx.run("insert_delta", self.number, mark.seq, mark.token.bytes, delta, tally)
             tx.boards.noted(self.number, len(delta))
         else:
             board.mark = loaded.mark
@@ -312,9 +312,8 @@ def claim(tx: Transaction, scheduling: Scheduling, loaded: Loaded, want: int, as
     claims = start(tx, policy.queue, plan.starts, lease, asked.worker)
     if claims:
         held = encode([start.head.ref for start in plan.starts])
-        tx.run(
-            "insert_lease", lease.bytes, asked.worker.id.bytes, now + microseconds(asked.lease), now, len(claims), held
-        )
+        ends_at = now + microseconds(asked.lease)
+        tx.run("insert_lease", lease.bytes, asked.worker.id.bytes, ends_at, now, len(claims), held)
     scheduling.write(loaded, plan)
     if loaded.forced:
         tx.run("forget_forced", scheduling.number)

@@ -121,11 +121,11 @@ class _Hop(Generic[T]):
         """It can no longer be abandoned."""
         self.is_abandoned = False
 
-    def tell(self, result: T | None, error: BaseException | None) -> None:
+    def end(self, result: T | None, error: BaseException | None) -> None:
         with contextlib.suppress(RuntimeError):  # its event loop has ended
-            self.loop.call_soon_threadsafe(self._tell, result, error)
+            self.loop.call_soon_threadsafe(self._end, result, error)
 
-    def _tell(self, result: Any, error: BaseException | None) -> None:
+    def _end(self, result: Any, error: BaseException | None) -> None:
         if self.future.done():
             return
         if error is None:
@@ -135,7 +135,7 @@ class _Hop(Generic[T]):
 
 
 class _Abandoned(Exception):
-    """Whoever waited for this work has been told that it is not done."""
+    """Whoever waited for this work has been answered: it is not done."""
 
 
 class Database:
@@ -218,11 +218,11 @@ class Database:
             try:
                 if hop.is_abandoned:
                     raise _Abandoned
-                hop.tell(hop.work(), None)
+                hop.end(hop.work(), None)
             except _Abandoned:
                 pass
             except BaseException as error:
-                hop.tell(None, error)
+                hop.end(None, error)
             self._current = hop = None
 
     def _go_ahead(self) -> None:
@@ -256,7 +256,7 @@ class Database:
         is_ours = self._lock is not None and not self._lock.is_waited_for
         who, remedy = ("a transaction", OWN_TRANSACTION) if is_ours or self._lock is None else self._lock.holder()
         message = f"the SQLite database {self.path} has been locked for {BUSY_TIMEOUT:g} s by {who}"
-        hop.tell(None, StoreUnavailable(message, remedy))
+        hop.end(None, StoreUnavailable(message, remedy))
 
     def _open(self) -> None:
         if self._connection is not None:

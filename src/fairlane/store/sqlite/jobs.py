@@ -56,18 +56,18 @@ def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> None:
         # A time of day goes by the wall clock.
         due_at = job.run_at + ahead if job.run_at is not None else now + (job.delay or 0)
         state = State.READY if due_at <= now else State.SCHEDULED
-        told = (
+        due = (
             None if state is State.READY else due_at,
             job.on_dead,
             given,
             None if given is None else position,
             job.context,
         )
-        stored = (int(state), job.max_attempts, now, now, *told)
+        stored = (int(state), job.max_attempts, now, now, *due)
         keys = (lane_keys, encode(job.keys), job.payload)
         job_rows.append((position, job.id.bytes, queue, job.task, job.priority, job.lane, *keys, *stored))
         woken.setdefault(queue, 0)
-        # Of a lane in which nothing becomes ready, only the numbers that jobs bring are told: they hold from now on.
+        # Of a lane in which nothing becomes ready, only the numbers that jobs bring are reported: they hold from now on.
         if state is State.READY or given is not None:
             bell = bells.get((job.lane, state))
             if bell is None:

@@ -64,7 +64,7 @@ class ResultListener(Waits):
             try:
                 self.let_look(await self._database.read(lambda tx, jobs=jobs: _ended(tx, jobs)))  # type: ignore[misc]
             except Exception:
-                self.let_look(jobs)  # they look for themselves, and are told what is wrong
+                self.let_look(jobs)  # they look for themselves, and get the error
 
 
 def _register(tx: Transaction, job: UUID, waiter: UUID) -> bool:

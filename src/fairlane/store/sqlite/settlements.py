@@ -160,7 +160,7 @@ def _finish(tx: Transaction, done: Sequence[Settlement], tally: _Tally) -> list[
         "select_claims", len(done), jobs, leases
     ):
         if position in seen:
-            continue  # told twice: the second comes too late
+            continue  # settled twice in one call: the second comes too late
         seen.add(position)
         settlement = lost.pop(number)
         if settlement.result is None:

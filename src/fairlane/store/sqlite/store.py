@@ -317,7 +317,7 @@ def _size(path: str) -> int:
 
 
 def _processes_with(file: Path) -> Iterator[int]:
-    """Processes that have the file open, where the system tells (Linux), and of those that this user may ask."""
+    """Processes that have the file open, where the system shows them (Linux), as far as this user may see."""
     for process in Path("/proc").glob("[0-9]*"):
         if int(process.name) == os.getpid():
             continue
