@@ -107,13 +107,7 @@ union all
 select 'h', j.place, null, null, null, null, null, null, null, null, null, h.nth, j.position, j.ready_at, null, null, null, null,
     null
 from unnest($14::fairlane.asked_heads[]) with ordinality as h (lane, floor, count, nth)
-cross join lateral (
-    select j.ctid as place, j.position, j.ready_at
-    from fairlane.jobs j
-    where j.lane = h.lane and j.position >= h.floor and j.state = 1
-    order by j.position
-    limit h.count
-) j
+{heads}
 
 -- name: select_all_flows
 -- The flows of a queue, as far as they are to be read at once. $1 queue, $2 how many, $3 but not these

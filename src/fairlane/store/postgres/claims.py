@@ -470,7 +470,7 @@ class Scheduling(boards.HeldBoard):
         return _policies[key]
 
 
-class _OverridesEnded(Exception):
+class _OverridesEnded(Raced):
     """Overrides of a queue are stored whose time has come."""
 
     def __init__(self, queue: str) -> None:
@@ -541,11 +541,10 @@ class Claimer:
                     if is_together:
                         return await self._claim_together(queues[0], asked, watches[first])
                     return await self._claim_alone(queues, asked, watches)
-                except Raced:
+                except Raced as raced:
                     is_together = False
-                except _OverridesEnded as ended:
-                    is_together = False
-                    await self._end_overrides(ended.queue)
+                    if isinstance(raced, _OverridesEnded):
+                        await self._end_overrides(raced.queue)
         finally:
             self.carriage.arrive()
         raise cancelled_too_fast(queues[0].name)
@@ -697,11 +696,11 @@ class Claimer:
             with self._connections.in_use(connection):
                 try:
                     yield connection
-                except (Raced, _OverridesEnded):
+                except Raced:
                     if connection.is_in_transaction():
                         await connection.execute("rollback")
                     raise
-        except (Raced, _OverridesEnded):
+        except Raced:
             raise
         except BaseException:
             # Whatever it was doing, the server forgets it with the session; the next claim connects again.

@@ -493,7 +493,7 @@ class StoreClock:
         self._witness.saw(now)
 
     def estimate(self) -> Instant:
-        """The time, estimated without asking the database: good enough for ids, which only have to rise with it roughly."""
+        """The time, estimated without asking the database: for ids, which only have to rise with it roughly."""
         return self._local.now() + self._offset if self._given is None else self._given.now()
 
     async def sleep_until(self, moment: Instant) -> None:

@@ -227,8 +227,8 @@ class Scheduling(boards.HeldBoard):
         else:
             board.mark = loaded.mark
         # Producers read these: the tables have them as they are.
-        backlogs = [gate.row() for gate in plan.gates if gate.bound.limit.is_of_producers]
-        tx.run_many("put_gates", [gate_parameters(row, self.number) for row in backlogs])
+        if backlogs := [gate.row() for gate in plan.gates if gate.bound.limit.is_of_producers]:
+            tx.run_many("put_gates", [gate_parameters(row, self.number) for row in backlogs])
         if plan.shared or plan.rings:
             self.sharing.learn_numbers(loaded.policy)
             self.sharing.put(plan.shared, plan.rings)

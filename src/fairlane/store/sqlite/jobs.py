@@ -67,7 +67,7 @@ def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> None:
         keys = (lane_keys, encode(job.keys), job.payload)
         job_rows.append((position, job.id.bytes, queue, job.task, job.priority, job.lane, *keys, *stored))
         woken.setdefault(queue, 0)
-        # Of a lane in which nothing becomes ready, only the numbers that jobs bring are reported: they hold from now on.
+        # Where nothing becomes ready, only the numbers that jobs bring are reported: they hold from now on.
         if state is State.READY or given is not None:
             bell = bells.get((job.lane, state))
             if bell is None:
