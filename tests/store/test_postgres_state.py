@@ -18,7 +18,7 @@ from fairlane.scheduler.settlement import Done, Failed, Outcome, Released, settl
 from fairlane.store import upkeep
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.postgres.connections import StoreClock
-from fairlane.store.postgres.procedures import Driver
+from fairlane.store.postgres.store import Driver
 from fairlane.store.protocol import Pruned, Retention
 from tests.model import boards
 from tests.store.harness import given_jobs, worker_named

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Sequence
 from datetime import timedelta
+from inspect import isawaitable
+from operator import attrgetter
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 from weakref import WeakSet
@@ -22,21 +24,22 @@ from fairlane.store.boards import QueueTime
 from fairlane.store.health import ConnectionLimit, Health, HorizonHolder, PostgresHealth, TableHealth
 from fairlane.store.postgres import jobs
 from fairlane.store.postgres.caller_transactions import borrowed, check_types, speaking
-from fairlane.store.postgres.claims import Claimer
+from fairlane.store.postgres.claims import Claimer, QueueHandle, Scheduling
 from fairlane.store.postgres.connections import (
     STATEMENTS,
     Connection,
     Connections,
     StoreClock,
+    answer,
+    driven,
     hang_up,
     perform,
 )
 from fairlane.store.postgres.jobs import Gathering
-from fairlane.store.postgres.procedures import Driver
 from fairlane.store.postgres.results import ResultListener
 from fairlane.store.postgres.settlements import Settler, claims_beside
 from fairlane.store.postgres.wakeups import PostgresListener
-from fairlane.store.procedures import Work
+from fairlane.store.procedures import Enqueue, OnBoard, Procedure, Question, Told, Work
 from fairlane.store.protocol import (
     Asked,
     Claimed,
@@ -48,6 +51,7 @@ from fairlane.store.protocol import (
     Store,
     WorkerIdentity,
 )
+from fairlane.store.rows import no_such_queue
 from fairlane.store.scripts import Schema
 
 T = TypeVar("T")
@@ -56,6 +60,79 @@ Isolation = Literal["repeatable_read"] | None
 HOLDERS = 10
 """Of old snapshots, the longest held."""
 SCHEMA = Schema.of("postgresql")
+
+
+class Driver:
+    """Answers a procedure on one connection; with the boards of queues whose claim locks it holds."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        clock: StoreClock,
+        locked: Sequence[Scheduling],
+        numbers: dict[str, int],
+        memory: dict[Any, Any],
+    ) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._boards = {board.queue.name: board for board in locked}
+        self._numbers = numbers
+        """Of queues that are known: they never change."""
+        self._memory = memory
+        self._moment: Instant | None = None
+        """Whatever is asked after the time is of that time."""
+
+    async def perform(self, procedure: Procedure[T]) -> T:
+        return await driven(procedure, self.answer)
+
+    async def answer(self, asked: Question) -> Any:
+        connection = self._connection
+        match asked:
+            case Enqueue(new):
+                queues = {name: await self._number(name) for name in {job.queue for job in new}}
+                # As in a caller's transaction: it ends later than the statement.
+                return await jobs.insert(connection, new, queues, self._now, is_callers=True)
+            case OnBoard(queue, "number"):
+                return await self._number(queue)
+            case OnBoard(queue, action, parameters):
+                found: Any = attrgetter(action)(await self._board(queue))(*parameters)
+                if isinstance(found, Generator):
+                    return await self.perform(found)
+                return await found if isawaitable(found) else found
+            case Told("now"):
+                return self._now
+            case Told("time"):
+                return await self._time()
+            case Told():
+                return self._memory
+        return await answer(connection, asked)
+
+    @property
+    def _now(self) -> Instant | None:
+        return self._clock.parameter() if self._moment is None else self._moment
+
+    async def _time(self) -> QueueTime:
+        time = self._clock.given()
+        if time is None:
+            time = QueueTime(*await self._connection.fetchrow(STATEMENTS["select_time"], None) or (0, 0))
+        self._moment = time.now
+        return time
+
+    async def _board(self, queue: str) -> Scheduling:
+        """A look at a queue's board, where its lock is not held."""
+        if queue not in self._boards:
+            number = await self._number(queue) if queue else 0
+            handle = QueueHandle(queue, number, "", "", "", "")
+            self._boards[queue] = Scheduling(self._connection, handle, self._now)
+        return self._boards[queue]
+
+    async def _number(self, queue: str) -> int:
+        if queue not in self._numbers:
+            number: int | None = await self._connection.fetchval(STATEMENTS["select_queue_id"], queue)
+            if number is None:
+                raise no_such_queue(queue)
+            self._numbers[queue] = number
+        return self._numbers[queue]
 
 
 class PostgresStore(Store):
