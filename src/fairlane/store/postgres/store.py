@@ -36,9 +36,8 @@ from fairlane.store.postgres.connections import (
     perform,
 )
 from fairlane.store.postgres.jobs import Gathering
-from fairlane.store.postgres.results import ResultListener
 from fairlane.store.postgres.settlements import Settler, claims_beside
-from fairlane.store.postgres.wakeups import PostgresListener
+from fairlane.store.postgres.wakeups import PostgresListener, ResultListener
 from fairlane.store.procedures import Enqueue, OnBoard, Procedure, Question, Told, Work
 from fairlane.store.protocol import (
     Asked,

@@ -35,7 +35,7 @@ from fairlane.store.protocol import (
 )
 from fairlane.store.rows import Declared, cancelled_too_fast
 from fairlane.store.scripts import Schema
-from fairlane.store.sqlite import claims, jobs, results
+from fairlane.store.sqlite import claims, jobs, wakeups
 from fairlane.store.sqlite.caller_transactions import in_callers_transaction
 from fairlane.store.sqlite.database import Database, Transaction
 from fairlane.store.sqlite.procedures import Driver
@@ -54,7 +54,7 @@ class SqliteStore(Store):
         self._clock = QueueClock(clock or SystemClock())
         self._durable_claims = durable_claims
         self._memory: dict[Any, Any] = {}
-        self._results = results.ResultListener(self._database, self.job, self._clock.sleep_until)
+        self._results = wakeups.ResultListener(self._database, self.job, self._clock.sleep_until)
         self._checkpoints = Checkpoints(self._database.boards, self._checkpoint, self._add_up_claims)
         self.rows_read = 0
 
@@ -226,7 +226,7 @@ class SqliteStore(Store):
 
     async def reap(self, limit: int = 1_000, *, ended_by: Instant | None = None) -> Reaped:
         def work(tx: Transaction) -> Reaped:
-            results.forget_deaf_waiters(tx)
+            wakeups.forget_deaf_waiters(tx)
             return reap(tx, self._clock.now(), limit, ended_by)
 
         return await self._write(work, durable=False)
@@ -271,7 +271,7 @@ class SqliteStore(Store):
         def whole(tx: Transaction) -> tuple[T, list[UUID], dict[UUID, bytes]]:
             found = work(tx)
             waiters = take_waiters(tx, tx.woken)
-            return found, waiters, tx.nudged | dict.fromkeys(results.take_waiters(tx, tx.ended), WORK)
+            return found, waiters, tx.nudged | dict.fromkeys(wakeups.take_result_waiters(tx, tx.ended), WORK)
 
         found, waiters, nudged = await self._database.write(whole, durable=durable, keeps=keeps)
         for worker, what in nudged.items():
