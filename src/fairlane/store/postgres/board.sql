@@ -194,14 +194,17 @@ set vtime = $2::double precision, cursor = $3::double precision, cursor_tie = $4
 where {newest_state}
 
 -- name: delete_flows
+-- All flows of a queue: its board is made anew. $1 queue
 delete from fairlane.flows
 where queue_id = $1::integer
 
 -- name: delete_lanes
+-- All lanes of a queue: its board is made anew. $1 queue
 delete from fairlane.lanes
 where queue_id = $1::integer
 
 -- name: delete_gates
+-- All gates of a queue: its board is made anew. $1 queue
 delete from fairlane.gates
 where queue_id = $1::integer
 
@@ -261,6 +264,7 @@ select
     coalesce((select sum(in_flight) from lanes where is_idle), 0)::bigint as running
 
 -- name: note_removed
+-- Collection has removed lanes: the queue no longer counts what they counted.
 -- $1 queue, $2 change, $3 token, $4 and $5 ready and running jobs that idle lanes counted
 update fairlane.queue_states q
 set seq = $2::bigint, token = $3::uuid, ready = q.ready - $4::bigint, running = q.running - $5::bigint,
@@ -268,7 +272,7 @@ set seq = $2::bigint, token = $3::uuid, ready = q.ready - $4::bigint, running = 
 where {newest_state}
 
 -- name: insert_delta
--- $1 queue, $2 change, $3 token, $4 what it says, $5 what it tells
+-- Append a change to the journal. $1 queue, $2 change, $3 token, $4 what it says, $5 what it tells
 insert into fairlane.journal (queue_id, seq, token, delta, told)
 values ($1::integer, $2::bigint, $3::uuid, $4::bytea, $5::bytea)
 

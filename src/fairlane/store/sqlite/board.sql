@@ -101,6 +101,7 @@ set vtime = ?, cursor = ?, cursor_tie = ?, tie = ?, cost = ?, ready = ready + ?,
 where id = ?
 
 -- name: insert_delta
+-- Append a change to the journal.
 insert into journal (queue, seq, token, delta, told)
 values (?, ?, ?, ?, ?)
 
@@ -147,20 +148,23 @@ set vtime = ?2, cursor = ?3, cursor_tie = ?4, tie = ?5, cost = ?6, ready = ?7, r
 where id = ?1
 
 -- name: note_removed
--- ?1 queue, ?2 change, ?3 token, ?4 and ?5 ready and running jobs that idle lanes counted
+-- Collection has removed lanes: the queue no longer counts what they counted. ?1 queue, ?2 change, ?3 token, ?4 and ?5 ready and running jobs that idle lanes counted
 update queues
 set seq = ?2, token = ?3, ready = ready - ?4, running = running - ?5
 where id = ?1
 
 -- name: delete_flows
+-- All flows of a queue: its board is made anew.
 delete from flows
 where queue = ?
 
 -- name: delete_lanes
+-- All lanes of a queue: its board is made anew.
 delete from lanes
 where queue = ?
 
 -- name: delete_gates
+-- All gates of a queue: its board is made anew.
 delete from gates
 where queue = ?
 
