@@ -23,7 +23,6 @@ WALK = "The files of the walk"
 ON_THEIR_OWN_TIME = {
     "cron/runner.py",
     "stats/keys.py",
-    "store/postgres/procedures.py",
     "store/procedures.py",
     "store/records.py",
     "store/stats.py",

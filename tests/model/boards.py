@@ -7,16 +7,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fairlane.clock import SystemClock
 from fairlane.policy import Policy
 from fairlane.scheduler.board import PARKED, READY, gate_of, order_of
 from fairlane.scheduler.journal import Delta, Mark
 from fairlane.scheduler.resident import ResidentBoard
 from fairlane.scheduler.snapshot import FlowRow, GateRow, LaneRow
+from fairlane.store.boards import QueueClock
 from fairlane.store.postgres import PostgresStore
-from fairlane.store.postgres.claim_lock import Scheduling
+from fairlane.store.postgres.claims import Scheduling
+from fairlane.store.postgres.connections import perform
 from fairlane.store.protocol import Store
-from fairlane.store.sqlite import SqliteStore, claims, rows
+from fairlane.store.sqlite import SqliteStore, claims
 from fairlane.store.sqlite.database import Transaction
+from fairlane.store.sqlite.procedures import Driver
 
 __all__ = [
     "Said",
@@ -72,19 +76,17 @@ async def _said_by_server(scheduling: Scheduling) -> Said:
         "select lane, count(*) from fairlane.jobs where queue_id = $1 and state = 2 group by lane", queue
     )
     loaded = await scheduling.load()
-    tables = Delta(*await scheduling.select_all())
+    tables = Delta(*await perform(connection, scheduling.select_all()))
     now, bells = loaded.board.over(tables), len(loaded.arrivals) + len(loaded.releases)
     counts = dict(map(tuple, running))
     return Said(loaded.policy, loaded.mark, loaded.stored, tables, now, _by_lane(ready), counts, bells)
 
 
 def _said_by_file(tx: Transaction, name: str) -> Said:
-    queue = _queue(tx, name)
-    tables = Delta(
-        [rows.flow(row) for row in tx.all("select_all_flows", queue.id)],
-        [rows.lane(row) for row in tx.all("select_all_lanes", queue.id)],
-        [rows.gate(row) for row in tx.all("select_all_gates", queue.id)],
-    )
+    scheduling = claims.Scheduling(tx, name, 0, is_looking=True)
+    loaded = scheduling.load()
+    queue = loaded.queue
+    tables = Delta(*Driver(tx, QueueClock(SystemClock()), {}).perform(scheduling.select_all()))
     found = tx.connection.execute(
         "select lane, position from jobs where queue = ? and state = 1 order by position", (queue.id,)
     )
@@ -96,7 +98,7 @@ def _said_by_file(tx: Transaction, name: str) -> Said:
         "select lane, count(*) from jobs where queue = ? and state = 2 group by lane", (queue.id,)
     )
     ready = _by_lane(found)
-    now = claims.tail_of(tx, queue).over(tables)
+    now = loaded.board.over(tables)
     return Said(queue.policy, queue.mark, queue.stored, tables, now, ready, dict(running), bells)
 
 
@@ -107,17 +109,11 @@ def _by_lane(found: Iterable[Any]) -> dict[bytes, list[int]]:
     return ready
 
 
-def _queue(tx: Transaction, name: str) -> claims.QueueInForce:
-    queue = claims.load_queue(tx, name)
-    assert queue is not None
-    return queue
-
-
 async def remembered(store: Store, name: str) -> ResidentBoard | None:
     """The board that a store holds in memory."""
     match store:
         case SqliteStore():
-            number = await store._database.read(lambda tx: _queue(tx, name).id)
+            number = await store._database.read(lambda tx: claims.load_queue(tx, name).id)
             return store._database.boards.get(number)
         case PostgresStore():
             return store._claimer.boards.get((await store._claimer.queue(name)).id)
@@ -127,7 +123,7 @@ async def remembered(store: Store, name: str) -> ResidentBoard | None:
 async def forget(store: Store, name: str) -> None:
     match store:
         case SqliteStore():
-            number = await store._database.read(lambda tx: _queue(tx, name).id)
+            number = await store._database.read(lambda tx: claims.load_queue(tx, name).id)
             store._database.boards.drop(number)
         case PostgresStore():
             store._claimer.boards.drop((await store._claimer.queue(name)).id)
@@ -138,9 +134,9 @@ async def fold(store: Store, name: str) -> None:
     match store:
         case SqliteStore():
             now = await store.now()
-            await store._database.write(lambda tx: claims.fold_all(tx, _queue(tx, name), now), durable=False)
+            await store._database.write(lambda tx: claims.Scheduling(tx, name, now).fold_all(), durable=False)
         case PostgresStore():
-            async with store._claimer.locked(await store._claimer.queue(name), durable=False) as scheduling:
+            async with store._claimer.locked(await store._claimer.queue(name), durable=False) as (scheduling,):
                 await scheduling.fold_all()
 
 
@@ -148,9 +144,9 @@ async def catch_up(store: Store, name: str) -> ResidentBoard:
     """Have a store's board be as of now."""
     match store:
         case SqliteStore():
-            await store._database.write(lambda tx: claims.board_of(tx, _queue(tx, name)), durable=False)
+            await store._database.write(lambda tx: claims.Scheduling(tx, name, 0).load().board, durable=False)
         case PostgresStore():
-            async with store._claimer.locked(await store._claimer.queue(name), durable=False) as scheduling:
+            async with store._claimer.locked(await store._claimer.queue(name), durable=False) as (scheduling,):
                 await scheduling.load()
     board = await remembered(store, name)
     assert board is not None
@@ -163,12 +159,12 @@ async def compare(store: Store, name: str) -> list[str]:
         case SqliteStore():
 
             def compare(tx: Transaction) -> list[str]:
-                return differences(claims.board_of(tx, _queue(tx, name)), _said_by_file(tx, name))
+                return differences(claims.Scheduling(tx, name, 0).load().board, _said_by_file(tx, name))
 
             return await store._database.write(compare, durable=False)
         case PostgresStore():
             handle = await store._claimer.queue(name)
-            async with store._claimer.locked(handle, durable=False) as scheduling:
+            async with store._claimer.locked(handle, durable=False) as (scheduling,):
                 board = (await scheduling.load()).board
                 looking = Scheduling(scheduling.connection, handle, store._clock.parameter())
                 return differences(board, await _said_by_server(looking))
@@ -179,7 +175,7 @@ async def checkpoint(store: Store, name: str) -> None:
     """As a store does it by itself, after a second."""
     match store:
         case SqliteStore():
-            await store._checkpoint(await store._database.read(lambda tx: _queue(tx, name).id))
+            await store._checkpoint(await store._database.read(lambda tx: claims.load_queue(tx, name).id))
         case PostgresStore():
             await store._claimer.checkpoint((await store._claimer.queue(name)).id)
 
@@ -188,10 +184,15 @@ async def seal(store: Store, name: str) -> None:
     """Let the tables hold the board, and everybody forget it."""
     match store:
         case SqliteStore():
-            await store._database.write(lambda tx: claims.to_tables(tx, _queue(tx, name), 0), durable=False)
+            await store._database.write(lambda tx: _seal(tx, name), durable=False)
         case PostgresStore():
-            async with store._claimer.locked(await store._claimer.queue(name), durable=False) as scheduling:
-                await scheduling.to_tables(await scheduling.load())
+            async with store._claimer.locked(await store._claimer.queue(name), durable=False) as (scheduling,):
+                await perform(scheduling.connection, scheduling.to_tables(await scheduling.load()))
+
+
+def _seal(tx: Transaction, name: str) -> None:
+    scheduling = claims.Scheduling(tx, name, 0)
+    Driver(tx, QueueClock(SystemClock()), {}).perform(scheduling.to_tables(scheduling.load()))
 
 
 def differences(board: ResidentBoard, found: Said) -> list[str]:

@@ -18,8 +18,8 @@ from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.resident import ResidentBoard
 from fairlane.scheduler.settlement import Released
 from fairlane.store import boards as checkpoints
-from fairlane.store.postgres import claim_lock as on_postgres
-from fairlane.store.postgres.claim_lock import Scheduling
+from fairlane.store.postgres import claims as on_postgres
+from fairlane.store.postgres.claims import Scheduling
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import claims as on_sqlite
 from fairlane.store.sqlite.database import Transaction

@@ -19,7 +19,7 @@ from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.scheduler.settlement import Released
 from fairlane.store import boards as checkpoints
 from fairlane.store.boards import Boards
-from fairlane.store.postgres.claim_lock import Scheduling
+from fairlane.store.postgres.connections import STATEMENTS, Session
 from fairlane.store.protocol import FOLD_AT_MOST, Store
 from fairlane.store.sqlite.database import Transaction
 from tests.model import boards
@@ -206,29 +206,28 @@ class Interrupted(Exception):
 
 def interrupt(patch: pytest.MonkeyPatch, at: str, seen: Callable[[], Awaitable[None]], url: str) -> None:
     """Let a checkpoint on PostgreSQL lose its session there, once somebody has looked."""
-    put, checkpoint = Scheduling._put, Scheduling.checkpoint
+    before = {"before its rows": "put_flows", "after its rows": "store_journal"}.get(at)
+    after = "delete_deltas" if at == "before its commit" else None
 
-    async def terminate(scheduling: Scheduling) -> None:
+    async def terminate(session: Session) -> None:
         await seen()
         other = await asyncpg.connect(url)
-        pid = scheduling.connection.get_server_pid()
-        await other.execute("select pg_terminate_backend($1, 5000)", pid)
+        await other.execute("select pg_terminate_backend($1, 5000)", session.get_server_pid())
         await other.close()
 
-    async def putting(self: Scheduling, *given: Any) -> None:
-        if at == "before its rows":
-            await terminate(self)
-        await put(self, *given)
-        if at == "after its rows":
-            await terminate(self)
+    def interrupted(ask: Any) -> Any:
+        async def asking(session: Session, statement: str, *given: Any, **named: Any) -> Any:
+            if before is not None and statement == STATEMENTS[before]:
+                await terminate(session)
+            found = await ask(session, statement, *given, **named)
+            if after is not None and statement == STATEMENTS[after]:
+                await terminate(session)
+            return found
 
-    async def checkpointing(self: Scheduling, *given: Any) -> None:
-        await checkpoint(self, *given)
-        if at == "before its commit":
-            await terminate(self)
+        return asking
 
-    patch.setattr(Scheduling, "_put", putting)
-    patch.setattr(Scheduling, "checkpoint", checkpointing)
+    patch.setattr(Session, "fetch", interrupted(Session.fetch))
+    patch.setattr(Session, "execute", interrupted(Session.execute))
 
 
 # J04
@@ -258,9 +257,7 @@ async def test_a_checkpoint_that_is_interrupted_on_postgres_changes_nothing(
 
 
 # J04
-@pytest.mark.parametrize(
-    "statement", ["upsert_flow", "upsert_lane", "upsert_gate", "store_journal", "delete_deltas", ""]
-)
+@pytest.mark.parametrize("statement", ["put_flows", "put_lanes", "put_gates", "store_journal", "delete_deltas", ""])
 async def test_a_checkpoint_that_is_interrupted_on_sqlite_changes_nothing(
     tmp_path: Any, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, statement: str
 ) -> None:
@@ -269,13 +266,13 @@ async def test_a_checkpoint_that_is_interrupted_on_sqlite_changes_nothing(
     await given_accounts(first, 6, 4)
     held = await claim(first, QUEUE, 4)
     before = await boards.said(second, QUEUE)
-    run, run_many, written = Transaction.run, Transaction.run_many, Boards.written
+    answer, run_many, written = Transaction.answer, Transaction.run_many, Boards.written
 
-    def running(tx: Transaction, name: str, *given: Any) -> int:
-        count = run(tx, name, *given)
+    def answering(tx: Transaction, name: str, *given: Any) -> Any:
+        found = answer(tx, name, *given)
         if name == statement:
             raise Interrupted
-        return count
+        return found
 
     def running_many(tx: Transaction, name: str, *given: Any) -> None:
         run_many(tx, name, *given)
@@ -288,7 +285,7 @@ async def test_a_checkpoint_that_is_interrupted_on_sqlite_changes_nothing(
             raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr(Transaction, "run", running)
+        patch.setattr(Transaction, "answer", answering)
         patch.setattr(Transaction, "run_many", running_many)
         patch.setattr(Boards, "written", writing)
         with pytest.raises(Interrupted):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fairlane.policy import Concurrency, Fair, Policy
-from fairlane.store.postgres import procedures as postgres_procedures
+from fairlane.store.postgres import store as postgres_procedures
 from fairlane.store.sqlite import procedures as sqlite_procedures
 from tests.store.harness import Database, claim, finish, given_jobs, operations_on
 

@@ -12,7 +12,7 @@ from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.resident import Found
 from fairlane.scheduler.snapshot import Ask
 from fairlane.store.postgres import PostgresStore
-from fairlane.store.postgres.claim_lock import Scheduling
+from fairlane.store.postgres.claims import Scheduling
 from tests.store.harness import claim, finish, given_jobs, ids
 
 KEYS = {"account": "acme"}

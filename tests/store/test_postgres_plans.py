@@ -19,7 +19,7 @@ from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.snapshot import Plan
 from fairlane.store import boards, schedules
 from fairlane.store.postgres import PostgresStore
-from fairlane.store.postgres.claim_lock import Loaded, Scheduling
+from fairlane.store.postgres.claims import Loaded, Scheduling
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from fairlane.store.protocol import FOLD_AT_MOST
 from fairlane.testing.postgres import ThrowawayPostgres
@@ -61,11 +61,16 @@ INDEXES = {
         "lanes_pkey",
         "lanes_ready",
     },
-    "select_board": {"flows_pkey", "gates_pkey", "lanes_pkey"},
+    "select_all_flows": {"flows_pkey"},
+    "select_all_lanes": {"lanes_pkey"},
+    "select_all_gates": {"gates_pkey"},
     "write_claim": {"arrivals_in_order", "leases_by_end", "queue_states_newest", "releases_in_order"},
-    "put_pieces": set(),
+    "put_flows": set(),
+    "put_lanes": set(),
+    "put_gates": set(),
     "select_journal": {"journal_in_order", "queue_states_newest"},
-    "store_journal": {"journal_in_order", "queue_figures_pkey", "queue_states_newest"},
+    "store_journal": {"queue_states_newest"},
+    "delete_deltas": {"journal_in_order", "queue_figures_pkey", "queue_states_newest"},
     "seal_journal": {"queue_states_newest"},
     "note_told": {"queue_states_newest"},
     "note_removed": {"queue_states_newest"},

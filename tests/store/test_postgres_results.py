@@ -13,7 +13,8 @@ import pytest
 from fairlane.job import State
 from fairlane.policy import Policy
 from fairlane.store import results as awaiting
-from fairlane.store.postgres import PostgresStore, results
+from fairlane.store.postgres import PostgresStore
+from fairlane.store.postgres import wakeups as results
 from fairlane.store.postgres.connections import STATEMENTS, Connections
 from tests.store.harness import claim, finish, given_jobs, soon
 from tests.store.test_results import NEVER, is_heard

@@ -20,7 +20,7 @@ import pytest
 from fairlane import App, State
 from fairlane.errors import StoreUnavailable
 from fairlane.policy import Policy
-from fairlane.store.postgres import PostgresStore, connections, results, wakeups
+from fairlane.store.postgres import PostgresStore, connections, wakeups
 from tests.store.harness import LEASE, WORKER, claim, claim_once, given_jobs, new_jobs, worker_named
 from tests.waiting import until, until_found
 
@@ -116,7 +116,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(connections, name, getattr(connections, name) / 10)
     for name in ("PULSE_EVERY", "PULSE_WITHIN"):
         monkeypatch.setattr(wakeups, name, getattr(wakeups, name) / 10)
-    monkeypatch.setattr(results, "PULSE_EVERY", wakeups.PULSE_EVERY)
 
 
 @pytest.fixture

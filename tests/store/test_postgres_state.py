@@ -17,7 +17,8 @@ from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.settlement import Done, Failed, Outcome, Released, settle
 from fairlane.store import upkeep
 from fairlane.store.postgres import PostgresStore
-from fairlane.store.postgres.procedures import perform
+from fairlane.store.postgres.connections import StoreClock
+from fairlane.store.postgres.store import Driver
 from fairlane.store.protocol import Pruned, Retention
 from tests.model import boards
 from tests.store.harness import given_jobs, worker_named
@@ -51,7 +52,8 @@ async def test_of_two_who_prune_by_count_the_second_does_not_remove_what_is_to_b
         claimed = await stores[0].claim("webhooks", lambda: 1, worker=worker, lease=timedelta(minutes=1))
         await stores[0].settle([settle(claim, Done(None), 0) for claim in claimed.claims])
     async with connection.transaction():
-        assert (await perform(connection, upkeep.prune(retention, 100).make())).jobs == 6
+        driver = Driver(connection, StoreClock(None), (), {}, {})
+        assert (await driver.perform(upkeep.prune(retention, 100).make())).jobs == 6
         # To another, who cannot see that yet, six are too many as well: the next six.
         assert await stores[1].prune(retention) == Pruned(0)
     assert await stores[1].prune(retention) == Pruned(0)

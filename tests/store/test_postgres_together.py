@@ -16,8 +16,7 @@ from fairlane.job import Claim, State
 from fairlane.policy import Concurrency, Fair, Policy
 from fairlane.store import records
 from fairlane.store.postgres import PostgresStore
-from fairlane.store.postgres.claim_lock import Holder, deal
-from fairlane.store.postgres.claims import NUMBERS, Crowding
+from fairlane.store.postgres.claims import NUMBERS, Crowding, Holder, deal
 from fairlane.store.protocol import Claimed
 from tests.store.harness import LEASE, SECOND, claim_once, finish, given_jobs, ids, new_jobs, soon, worker_named
 

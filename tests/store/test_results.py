@@ -22,7 +22,8 @@ from fairlane.store import records
 from fairlane.store import results as awaiting
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Store
-from fairlane.store.sqlite import SqliteStore, results
+from fairlane.store.sqlite import SqliteStore
+from fairlane.store.sqlite import wakeups as results
 from tests.store.harness import MINUTE, SECOND, Database, claim, finish, given_jobs, new_jobs, soon
 from tests.waiting import until_found
 

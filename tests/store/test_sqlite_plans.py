@@ -57,7 +57,7 @@ INDEXES = {
     "next_due_job": {"jobs_by_due"},
     "claim_jobs": set(),
     "claim_alike": set(),
-    "count_kept_places": {"jobs_keeping_place"},
+    "select_places_kept": {"jobs_keeping_place"},
     "select_kept_places": {"jobs_keeping_place"},
     "select_running": {"sqlite_autoindex_jobs_1"},
     "select_claims": {"sqlite_autoindex_jobs_1"},

@@ -16,16 +16,41 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
+from uuid import uuid4
 
 import msgspec
 
 from fairlane.clock import Clock, Instant
 from fairlane.errors import SchemaTooNew, StoreLost, StoreUnavailable
+from fairlane.policy.overrides import Override
 from fairlane.policy.policy import Policy
+from fairlane.scheduler.journal import Delta, Mark, Removed, encode_removed, encode_tally
+from fairlane.scheduler.rebuild import Rebuilt
 from fairlane.scheduler.resident import MOST_RESIDENT, Found, ResidentBoard
-from fairlane.scheduler.snapshot import Ask
+from fairlane.scheduler.snapshot import (
+    Arrival,
+    Ask,
+    Events,
+    FlowRow,
+    Forced,
+    GateRow,
+    KeptPlaces,
+    LaneRow,
+    QueueRow,
+    Release,
+)
+from fairlane.store.procedures import Procedure, Some, Whole, query
+from fairlane.store.rows import (
+    decode_keys,
+    flow_of,
+    flow_parameters,
+    gate_of,
+    gate_parameters,
+    lane_of,
+    lane_parameters,
+)
 
 KEPT_EVERY = 100_000
 """Microseconds after which the latest instant is stored again."""
@@ -139,6 +164,28 @@ PLANS_AT_MOST = 50
 """How often a claim is planned anew because a job it had planned was cancelled meanwhile."""
 
 
+class Loaded:
+    """A queue as a claim finds it. Each store reads it in its own way."""
+
+    board: ResidentBoard
+    policy: Policy
+    """As it is stored: with overrides whose time has come."""
+    policy_since: Instant
+    state: QueueRow
+    mark: Mark
+    now: Instant
+    arrivals: list[Arrival]
+    releases: list[Release]
+
+    def events(self, forced: list[Forced]) -> Events:
+        return Events(self.now, self.state, self.arrivals, self.releases, forced, self.policy_since)
+
+    @property
+    def expired(self) -> list[Override]:
+        overrides = self.policy.overrides
+        return overrides.expired(self.now) if overrides.expires_at is not None else []
+
+
 class Raced(Exception):
     """A job that was planned is not ready any more. Its board is forgotten, and the claim is planned anew."""
 
@@ -186,6 +233,77 @@ class Boards:
             if held > 2 * MOST_RESIDENT and other != queue and not board.unwritten:
                 held -= len(board.flows)
                 self.drop(other)
+
+
+EVERYTHING = 2**31 - 1
+
+
+class HeldBoard:
+    """The board of a queue whose claim lock is held: what both stores do with its tables, as procedures."""
+
+    number: int
+    """The queue's."""
+    boards: Boards
+
+    def select_all(self, most: int = EVERYTHING) -> Procedure[tuple[list[FlowRow], list[LaneRow], list[GateRow]]]:
+        """What the tables hold of the board; all of it, once it was written there."""
+        flows = yield Some("select_all_flows", (self.number,), most, ())
+        lanes = yield Some("select_all_lanes", (self.number,), most, ())
+        gates = yield Some("select_all_gates", (self.number,), most, ())
+        return list(map(flow_of, flows)), list(map(lane_of, lanes)), list(map(gate_of, gates))
+
+    def checkpoint(self, loaded: Loaded) -> Procedure[None]:
+        """Write what the tables do not hold."""
+        yield from self.put(loaded.board.changed_rows(), loaded.now)
+        yield query("store_journal", self.number, loaded.mark.seq)
+        yield query("delete_deltas", self.number)
+        loaded.board.wrote(loaded.mark.seq)
+        self.boards.written(self.number)
+
+    def to_tables(self, loaded: Loaded) -> Procedure[None]:
+        """Write what the tables do not hold, and let everybody forget the rest: they are going to be worked on."""
+        yield from self.put(loaded.board.changed_rows(), loaded.now)
+        yield query("seal_journal", self.number, uuid4())
+        self.boards.drop(self.number)
+
+    def replace(self, rebuilt: Rebuilt, now: Instant) -> Procedure[None]:
+        """Put another board in the place of the one that the tables hold."""
+        self.boards.drop(self.number)
+        for statement in ("delete_flows", "delete_lanes", "delete_gates"):
+            yield query(statement, self.number)
+        yield from self.put(Delta(rebuilt.flows, rebuilt.lanes, rebuilt.gates), now)
+        yield query("replace_state", self.number, *msgspec.structs.astuple(rebuilt.queue), *rebuilt.totals)
+        if rebuilt.tally is not None:
+            yield query("note_told", self.number, encode_tally(rebuilt.tally))
+
+    def put_gates(self, gates: Sequence[GateRow], now: Instant) -> Procedure[None]:
+        """Store gates that the tables held otherwise."""
+        self.boards.drop(self.number)
+        yield from self.put(Delta(gates=list(gates)), now)
+
+    def put(self, delta: Delta, now: Instant) -> Procedure[None]:
+        """Store flows, lanes and gates as they are now."""
+        if delta.flows:
+            yield Whole("put_flows", [flow_parameters(row, self.number, now) for row in delta.flows])
+        if delta.lanes:
+            yield Whole("put_lanes", [lane_parameters(row, self.number) for row in delta.lanes])
+        if delta.gates:
+            yield Whole("put_gates", [gate_parameters(row, self.number) for row in delta.gates])
+
+    def note_removed(self, loaded: Loaded, removed: Removed, ready: int, running: int) -> Procedure[None]:
+        """Collection has removed these from the tables: whoever holds them in memory lets them go."""
+        mark, delta = Mark(loaded.mark.seq + 1, uuid4()), encode_removed(removed)
+        yield query("note_removed", self.number, mark.seq, mark.token, ready, running)
+        yield query("insert_delta", self.number, mark.seq, mark.token, delta, None)
+        loaded.board.apply(Delta(removed=removed), mark)
+        self.boards.noted(self.number, len(delta))
+
+    def kept_places(self, policy: Policy) -> Procedure[list[KeptPlaces]]:
+        """Where jobs keep their place in a sequence: with what lane events that nobody has folded will say of it."""
+        if policy.sequence is None:
+            return []
+        found = yield query("count_kept_places", self.number)
+        return [KeptPlaces(priority, decode_keys(keys), count) for priority, keys, count in found]
 
 
 log = logging.getLogger("fairlane.store")

@@ -238,11 +238,8 @@ def amend(
     come ends by itself, and the jobs that it held back are looked at then."""
     found: list[tuple[Policy, Instant]] = []
     for queue in queues:
-        policy, now = yield on_board(queue, "in_force")
-        if ended := policy.overrides.expired(now):
-            yield from end_overrides(policy, ended, now)
-            policy, now = yield on_board(queue, "in_force")
-        found.append((policy, now))
+        yield from end_expired(queue)
+        found.append((yield on_board(queue, "in_force")))
     # All are asked before any is changed: what one partition refuses is refused.
     amendments = [amended(policy, put, remove) for policy, _ in found]
     for (policy, now), amendment in zip(found, amendments, strict=True):
@@ -253,8 +250,12 @@ def amend(
     return amendments
 
 
-def end_overrides(policy: Policy, ended: Sequence[Override], now: Instant) -> Procedure[None]:
-    """End overrides whose time has come. Under the claim lock."""
+@locked
+def end_expired(queue: str) -> Procedure[None]:
+    """End the overrides of a queue whose time has come."""
+    policy, now = yield on_board(queue, "in_force")
+    if not (ended := policy.overrides.expired(now)):
+        return
     amendment = amended(policy, [], [each.id for each in ended])
     yield from _store(policy, amendment, now)
     if amendment.changes:

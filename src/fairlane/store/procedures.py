@@ -16,6 +16,7 @@ from fairlane.scheduler.snapshot import Ask
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Asked = TypeVar("Asked")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -53,6 +54,13 @@ class Many(NamedTuple):
 
     name: str
     queue: int
+    rows: Sequence[Sequence[Any]]
+
+
+class Whole(NamedTuple):
+    """A statement that writes rows of one table, whole: PostgreSQL takes them as one array."""
+
+    name: str
     rows: Sequence[Sequence[Any]]
 
 
@@ -103,7 +111,7 @@ MEMORY = StoreValue("memory")
 EVERYONE = 1 << 20
 """More than ever wait for a queue's jobs."""
 
-Question = Query | Each | Some | Many | Script | Enqueue | OnBoard | StoreValue
+Question = Query | Each | Some | Many | Whole | Script | Enqueue | OnBoard | StoreValue
 Procedure = Generator[Question, Any, T]
 """It is sent the rows of each statement that it asks for. Lists of texts are given as lists."""
 
@@ -192,6 +200,17 @@ def value(name: str, *parameters: Any) -> Procedure[Any]:
 
 def on_board(queue: str, action: str, *parameters: Any) -> OnBoard:
     return OnBoard(queue, action, parameters)
+
+
+def driven(asking: Generator[Asked, Any, T], answer: Callable[[Asked], Any]) -> T:
+    """Answer the questions of a generator, until it returns a result."""
+    try:
+        asked = next(asking)
+        while True:
+            asked = asking.send(answer(asked))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
 
 
 def ask_board(queue: str, ask: Ask) -> Procedure[Found]:

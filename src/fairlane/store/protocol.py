@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from fairlane.clock import Instant
+from fairlane.clock import Instant, microseconds
 from fairlane.errors import InvalidPolicy
 from fairlane.job import Claim, JobRecord, NewJob, State
 from fairlane.policy.overrides import Amendment, Override
@@ -91,6 +91,19 @@ class Claimed(msgspec.Struct, frozen=True):
     """What it was claimed by, the same object for as long as nobody changes the policy. `None`: not known."""
     opens_by_ends: bool | None = None
     """Whether the end of a job may let another of this queue start. `None`: as far as is known."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody wants of a claim: see `Store.claim`."""
+
+    want: Callable[[], int]
+    worker: WorkerIdentity
+    lease: timedelta
+    listener: Listener | None = None
+    start_lag: int = 0
+    ahead: int | None = None
+    others: Sequence[str] = ()
+    chose: Callable[[Choice], None] | None = None
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -291,6 +304,10 @@ class Store(Protocol):
         """
         ...
 
+    def _holds(self, lease: UUID, claims: Sequence[Claim]) -> None:
+        """This process holds these claims under a lease."""
+        return
+
     async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
         """How many jobs could start now, up to `want`; none is started. A listener that finds fewer is registered, as
         by a claim; else it is withdrawn. With a `want` of 0 it only withdraws, and its wake-up goes to another."""
@@ -333,7 +350,12 @@ class Store(Protocol):
         """Take over a claim that stands under this lease, under a new lease with the id `own`: its holder has lost
         it, and nothing else changes. `None`: it does not stand any more, another has been faster, or its task is none
         of these. Asked again with the same `own`, it answers the same: whether it landed need not be known."""
-        ...
+        duration = microseconds(lease_for)
+        adopted = await self.run(records.adopt(job, lease, own, worker.id, worker.name, duration, list(tasks)))
+        if adopted is None:
+            return None
+        self._holds(own, [adopted[0]])
+        return Adopted(*adopted)
 
     async def claims_beside(self, worker: UUID, leases: Collection[UUID]) -> list[Claim]:
         """The claims of a worker that stand under other leases than these: what was handed to it and it has not heard

@@ -14,6 +14,7 @@ from fairlane.policy.backlog import add_bells
 from fairlane.policy.policy import Policy
 from fairlane.stats.keys import DAY
 from fairlane.store.audit import LAST_ENTRY, AuditEntry, entry_of
+from fairlane.store.boards import QueueTime
 from fairlane.store.procedures import (
     NOW,
     Each,
@@ -29,7 +30,16 @@ from fairlane.store.procedures import (
     transaction,
     value,
 )
-from fairlane.store.rows import attempts_of, decode_given, decode_keys, encode, no_such_job, record_of, uuid_of
+from fairlane.store.rows import (
+    attempts_of,
+    claim_of,
+    decode_given,
+    decode_keys,
+    encode,
+    no_such_job,
+    record_of,
+    uuid_of,
+)
 from fairlane.store.stats_values import WorkerReport
 
 T = TypeVar("T")
@@ -82,6 +92,18 @@ def _of_jobs(name: str, jobs: Sequence[UUID], decode: Callable[[Any], T]) -> Pro
 def held(claims: Sequence[tuple[UUID, UUID]]) -> Procedure[list[UUID]]:
     """Of these (job, lease) pairs, the jobs whose claim still stands: asked after a lost connection."""
     return [uuid_of(job) for (job,) in (yield Each("select_held", claims, 2))]
+
+
+@transaction
+def adopt(
+    job: UUID, lease: UUID, own: UUID, worker: UUID, name: str, duration: int, tasks: list[str]
+) -> Procedure[tuple[Claim, QueueTime] | None]:
+    """Move a claim that stands under a lease to a new one, of this worker: see `Store.adopt`."""
+    found = yield query("adopt", (yield NOW), job, lease, own, worker, name, duration, tasks)
+    if not found:
+        return None
+    *columns, claimed_at, queue, now, ahead = found[0]
+    return claim_of(columns, own, queue, claimed_at), QueueTime(now, ahead)
 
 
 @note

@@ -85,6 +85,18 @@ def gate_parameters(row: GateRow, queue: int) -> Row:
     return (queue, row.id, row.limit, encode(row.key), *astuple(row)[3:])
 
 
+def flow_of(row: Sequence[Any]) -> FlowRow:
+    return FlowRow(row[0], decode_key(row[1]), *row[2:])
+
+
+def lane_of(row: Sequence[Any]) -> LaneRow:
+    return LaneRow(row[0], row[1], row[2], decode_keys(row[3]), *row[4:])
+
+
+def gate_of(row: Sequence[Any]) -> GateRow:
+    return GateRow(row[0], row[1], decode_key(row[2]), *row[3:])
+
+
 def texts(value: str | Sequence[str]) -> tuple[str, ...]:
     """A list of texts, which one store hands out as JSON."""
     return tuple(msgspec.json.decode(value, type=list[str]) if isinstance(value, str) else value)

@@ -107,108 +107,106 @@ union all
 select 'h', j.place, null, null, null, null, null, null, null, null, null, h.nth, j.position, j.ready_at, null, null, null, null,
     null
 from unnest($14::fairlane.asked_heads[]) with ordinality as h (lane, floor, count, nth)
-cross join lateral (
-    select j.ctid as place, j.position, j.ready_at
-    from fairlane.jobs j
-    where j.lane = h.lane and j.position >= h.floor and j.state = 1
-    order by j.position
-    limit h.count
-) j
+{heads}
 
--- name: select_board
--- A queue's whole board, in rows of the same shape, up to so many of each kind. $1 queue, $2 how many
-(
-    select 'f' as kind, null::tid as place, id, null::bytea as kin, gate, null::text as name, key as keys, weight as f1,
-        vtime as f2, cost as f3, debt as f4, tie as i1, open::bigint as i2, shut::bigint as i3, standing::bigint as i4,
-        given_by as i5, null::bigint as i6, null::bigint as i7, null::text as memo
-    from fairlane.flows
-    where queue_id = $1::integer
-    order by id
-    limit $2::bigint
-)
-union all
-(
-    select 'l', null, id, flow, gate, null, keys, tag, null, null, null, priority, ready, in_flight, floor, rank, standing, head,
-        null
-    from fairlane.lanes
-    where queue_id = $1
-    order by id
-    limit $2
-)
-union all
-(
-    select 'g', null, id, null, null, "limit", key, value, null, null, null, in_flight, tat, waiting, awake, wake_at, given_by,
-        null, memo
-    from fairlane.gates
-    where queue_id = $1
-    order by id
-    limit $2
-)
+-- name: select_all_flows
+-- The flows of a queue, as far as they are to be read at once. $1 queue, $2 how many, $3 but not these
+select id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by
+from fairlane.flows
+where queue_id = $1::integer and not id = any ($3::bytea[])
+order by id
+limit $2::bigint
 
--- name: put_pieces
--- Flows, lanes and gates as they are now.
-with
-flows as (
-    insert into fairlane.flows as f
-    select *
-    from unnest($1::fairlane.flows[])
-    on conflict (queue_id, id) do update
-    set weight = excluded.weight, vtime = excluded.vtime, tie = excluded.tie, cost = excluded.cost, debt = excluded.debt,
-        open = excluded.open, shut = excluded.shut, standing = excluded.standing, gate = excluded.gate,
-        given_at = case when f.given_by = excluded.given_by then f.given_at else excluded.given_at end,
-        given_by = excluded.given_by
-),
-lanes as (
-    insert into fairlane.lanes as l
-    select *
-    from unnest($2::fairlane.lanes[])
-    on conflict (queue_id, id) do update
-    set flow = excluded.flow, ready = excluded.ready, in_flight = excluded.in_flight, floor = excluded.floor,
-        rank = excluded.rank, standing = excluded.standing, gate = excluded.gate, tag = excluded.tag, head = excluded.head
-)
-insert into fairlane.gates as g
+-- name: select_all_lanes
+-- The lanes of a queue, likewise.
+select id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head
+from fairlane.lanes
+where queue_id = $1::integer and not id = any ($3::bytea[])
+order by id
+limit $2::bigint
+
+-- name: select_all_gates
+-- The gates of a queue, likewise.
+select id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by
+from fairlane.gates
+where queue_id = $1::integer and not id = any ($3::bytea[])
+order by id
+limit $2::bigint
+
+-- name: put_flows
+-- Flows as they are now.
+insert into fairlane.flows as f
 select *
-from unnest($3::fairlane.gates[])
+from unnest($1::fairlane.flows[])
+on conflict (queue_id, id) do update
+set weight = excluded.weight, vtime = excluded.vtime, tie = excluded.tie, cost = excluded.cost, debt = excluded.debt,
+    open = excluded.open, shut = excluded.shut, standing = excluded.standing, gate = excluded.gate,
+    given_at = case when f.given_by = excluded.given_by then f.given_at else excluded.given_at end,
+    given_by = excluded.given_by
+
+-- name: put_lanes
+-- Lanes as they are now.
+insert into fairlane.lanes
+select *
+from unnest($1::fairlane.lanes[])
+on conflict (queue_id, id) do update
+set flow = excluded.flow, ready = excluded.ready, in_flight = excluded.in_flight, floor = excluded.floor,
+    rank = excluded.rank, standing = excluded.standing, gate = excluded.gate, tag = excluded.tag, head = excluded.head
+
+-- name: put_gates
+-- Gates as they are now.
+insert into fairlane.gates
+select *
+from unnest($1::fairlane.gates[])
 on conflict (queue_id, id) do update
 set in_flight = excluded.in_flight, tat = excluded.tat, waiting = excluded.waiting, awake = excluded.awake,
     wake_at = excluded.wake_at, memo = excluded.memo, value = excluded.value, given_by = excluded.given_by
 
+-- part: newest_state
+q.ctid = (select s.ctid from fairlane.queue_states s where s.queue_id = $1::integer order by s.version desc limit 1)
+
 -- name: store_journal
--- The tables hold every change up to this one. Those who know a state since the last checkpoint can still catch up.
--- $1 queue, $2 the change
-with
-queue as (
-    update fairlane.queue_states q
-    set base = q.stored, stored = $2::bigint
-    where q.ctid = (select s.ctid from fairlane.queue_states s where s.queue_id = $1::integer order by s.version desc limit 1)
-    returning q.base
-)
+-- The tables hold every change up to this one. $1 queue, $2 the change
+update fairlane.queue_states q
+set base = q.stored, stored = $2::bigint
+where {newest_state}
+
+-- name: delete_deltas
+-- Those who know a state since the last checkpoint can still catch up. $1 queue
 delete from fairlane.journal j
-where j.queue_id = $1
-  and j.seq < (select base from queue)
+where j.queue_id = $1::integer
+  and j.seq < (select s.base from fairlane.queue_states s where s.queue_id = $1 order by s.version desc limit 1)
   and (j.told is null or j.seq <= (select f.counted from fairlane.queue_figures f where f.queue_id = $1 limit 1))
 
 -- name: seal_journal
 -- The tables are being worked on: whoever remembers anything reads them again. What the journal tells stays.
+-- $1 queue, $2 a token
 update fairlane.queue_states q
-set seq = q.seq + 1, token = gen_random_uuid(), base = q.seq + 1, stored = q.seq + 1,
+set seq = q.seq + 1, token = $2::uuid, base = q.seq + 1, stored = q.seq + 1,
     version = q.version + q.writes / 15, writes = (q.writes + 1) % 16
-where q.ctid = (select s.ctid from fairlane.queue_states s where s.queue_id = $1::integer order by s.version desc limit 1)
+where {newest_state}
 
 -- name: replace_state
--- The board was made anew. $1 queue, $2 virtual time, cursor, cost, $3 tie-breakers of the cursor and the last, $4 ready, running
--- and parked
+-- The board was made anew. $1 queue, $2 to $6 its state, $7 ready, $8 running, $9 parked
 update fairlane.queue_states q
-set vtime = ($2::double precision[])[1], cursor = ($2)[2], cost = ($2)[3], cursor_tie = ($3::bigint[])[1], tie = ($3)[2],
-    ready = ($4::bigint[])[1], running = ($4)[2], parked = ($4)[3]
-where q.ctid = (select s.ctid from fairlane.queue_states s where s.queue_id = $1::integer order by s.version desc limit 1)
+set vtime = $2::double precision, cursor = $3::double precision, cursor_tie = $4::bigint, tie = $5::bigint,
+    cost = $6::double precision, ready = $7::bigint, running = $8::bigint, parked = $9::bigint
+where {newest_state}
 
--- name: clear_board
--- $1 queue
-with
-flows as (delete from fairlane.flows where queue_id = $1::integer),
-lanes as (delete from fairlane.lanes where queue_id = $1)
-delete from fairlane.gates where queue_id = $1
+-- name: delete_flows
+-- All flows of a queue: its board is made anew. $1 queue
+delete from fairlane.flows
+where queue_id = $1::integer
+
+-- name: delete_lanes
+-- All lanes of a queue: its board is made anew. $1 queue
+delete from fairlane.lanes
+where queue_id = $1::integer
+
+-- name: delete_gates
+-- All gates of a queue: its board is made anew. $1 queue
+delete from fairlane.gates
+where queue_id = $1::integer
 
 -- name: collect_idle
 -- Idle lanes, flows and gates of the next stretch of each table, removed: an index of what is idle would have to be written
@@ -266,16 +264,17 @@ select
     coalesce((select sum(in_flight) from lanes where is_idle), 0)::bigint as running
 
 -- name: note_removed
--- $1 queue, $2 change, $3 token, $4 what it says, $5 and $6 ready and running jobs that idle lanes counted
-with
-noted as (
-    insert into fairlane.journal (queue_id, seq, token, delta)
-    values ($1::integer, $2::bigint, $3::uuid, $4::bytea)
-)
+-- Collection has removed lanes: the queue no longer counts what they counted.
+-- $1 queue, $2 change, $3 token, $4 and $5 ready and running jobs that idle lanes counted
 update fairlane.queue_states q
-set seq = $2, token = $3, ready = q.ready - $5::bigint, running = q.running - $6::bigint,
+set seq = $2::bigint, token = $3::uuid, ready = q.ready - $4::bigint, running = q.running - $5::bigint,
     version = q.version + q.writes / 15, writes = (q.writes + 1) % 16
-where q.ctid = (select s.ctid from fairlane.queue_states s where s.queue_id = $1 order by s.version desc limit 1)
+where {newest_state}
+
+-- name: insert_delta
+-- Append a change to the journal. $1 queue, $2 change, $3 token, $4 what it says, $5 what it tells
+insert into fairlane.journal (queue_id, seq, token, delta, told)
+values ($1::integer, $2::bigint, $3::uuid, $4::bytea, $5::bytea)
 
 -- name: select_journal
 -- Every change that the tables do not hold. Those before would remove what has come back since.

@@ -7,7 +7,7 @@ by. It hands over parameters in the text form of PostgreSQL, which needs nothing
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, Iterator, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import psycopg
 
     from fairlane.store.postgres.connections import Connection
+
+Row = Sequence[Any]
 
 TYPES = ("bytea", "uuid", "bigint", "integer", "smallint", "boolean")
 """What jobs are made of, besides text and jsonb."""
@@ -114,46 +116,12 @@ def speaking() -> Iterator[None]:
 
 def check_types(here: Any, there: Any) -> None:
     """Refuse a connection that reads another value than ours does: what it writes would be another one, too."""
-    for name in TYPES:
-        if there[name] != here[name]:
+    for name, own, given in zip(TYPES, here, there, strict=True):
+        if own != given:
             raise ConfigurationError(
                 f"tx= reads and writes {name} in a way of its own, a codec or an adapter that was set for it, and jobs "
                 "are written with it; give a connection without"
             )
-
-
-def reads_own_json(connection: object, here: Any, there: Any) -> bool:
-    """Whether the owner of an asyncpg connection has set a codec for jsonb. (Psycopg's are handed text.)"""
-    return not isinstance(connection, _Psycopg) and bool(there["jsonb"] != here["jsonb"])
-
-
-class OwnJson:
-    """An asyncpg connection with a codec for jsonb, as many have. What we write must go past it: rows are copied."""
-
-    def __init__(self, driver: Connection) -> None:
-        self.driver = driver
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.driver, name)
-
-
-class Row:
-    """A row by names and by places, as asyncpg's are."""
-
-    __slots__ = ("_names", "_values")
-
-    def __init__(self, names: dict[str, int], values: Sequence[Any]) -> None:
-        self._names = names
-        self._values = values
-
-    def __getitem__(self, key: str | int) -> Any:
-        return self._values[self._names[key] if isinstance(key, str) else key]
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._values)
 
 
 class _Psycopg:
@@ -187,7 +155,7 @@ class AsyncPsycopg(_Psycopg):
         from psycopg import AsyncRawCursor
 
         with _in_our_words():
-            async with AsyncRawCursor(self.driver, row_factory=_named) as cursor:
+            async with AsyncRawCursor(self.driver) as cursor:
                 await cursor.execute(statement.encode(), _given(parameters))
                 return await cursor.fetchall() if cursor.description else []
 
@@ -208,7 +176,7 @@ class BlockingPsycopg(_Psycopg):
     def _fetch(self, statement: str, parameters: Sequence[Any]) -> list[Row]:
         from psycopg import RawCursor
 
-        with _in_our_words(), RawCursor(self.driver, row_factory=_named) as cursor:
+        with _in_our_words(), RawCursor(self.driver) as cursor:
             cursor.execute(statement.encode(), _given(parameters))
             return cursor.fetchall() if cursor.description else []
 
@@ -239,11 +207,6 @@ def _in_our_words() -> Iterator[None]:
         if is_a(error, "psycopg", "DataError"):
             raise asyncpg.DataError(str(error)) from error
         raise
-
-
-def _named(cursor: Any) -> Callable[[Sequence[Any]], Row]:
-    names = {column.name: place for place, column in enumerate(cursor.description or ())}
-    return lambda values: Row(names, list(values))
 
 
 def _given(parameters: Sequence[Any]) -> list[Any] | None:

@@ -16,25 +16,60 @@ import asyncio
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 from uuid import UUID, uuid4
 
+import asyncpg
 import msgspec
 from msgspec.structs import replace
 
-from fairlane.clock import Instant
+from fairlane.clock import Instant, microseconds
 from fairlane.job import Claim
+from fairlane.policy.policy import Policy
+from fairlane.scheduler.journal import FORMAT, Mark, decode_delta, encode_delta, encode_tally, moves
 from fairlane.scheduler.plan import paces_of
-from fairlane.store import policies
-from fairlane.store.boards import PLANS_AT_MOST, Boards, Checkpoints, Raced
-from fairlane.store.postgres.claim_lock import Holder, Loaded, QueueHandle, Scheduling, deal
-from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, Session, StoreClock, hang_up
-from fairlane.store.postgres.procedures import perform_locked
+from fairlane.scheduler.resident import Found, ResidentBoard
+from fairlane.scheduler.snapshot import Arrival, Ask, FlowRow, Forced, GateRow, Head, LaneRow, Plan, QueueRow, Release
+from fairlane.store import boards
+from fairlane.store.boards import MOST_WHOLE, PLANS_AT_MOST, UNKNOWN, Boards, Checkpoints, Expected, Raced, as_read
+from fairlane.store.postgres.connections import (
+    STATEMENTS,
+    Connection,
+    Connections,
+    Session,
+    StoreClock,
+    driven,
+    hang_up,
+    perform,
+)
 from fairlane.store.postgres.settlements import Carriage, Passenger
-from fairlane.store.postgres.wakeups import PostgresListener, Watch, observe_producers
-from fairlane.store.protocol import Choice, Claimed, Looked, WorkerIdentity
-from fairlane.store.rows import cancelled_too_fast, claim_of, no_such_queue
+from fairlane.store.postgres.shared_limits import Sharing
+from fairlane.store.postgres.wakeups import Ending, Watch, observe_producers
+from fairlane.store.protocol import (
+    FOLD_AT_MOST,
+    LANES_PER_SCANNED_FLOW,
+    PROMOTE_AT_MOST,
+    RELEASES_AT_MOST,
+    Asked,
+    Choice,
+    Claimed,
+    Listener,
+    Looked,
+    WorkerIdentity,
+)
+from fairlane.store.rows import (
+    cancelled_too_fast,
+    claim_of,
+    decode_given,
+    decode_key,
+    decode_keys,
+    decode_overrides,
+    gate_parameters,
+    journal_too_new,
+    no_such_queue,
+)
 
 SLOTS_AT_MOST = 1_000
 """How many jobs one claim starts for all its holders, and the most that a request can name."""
@@ -45,35 +80,422 @@ RISING = 1.1
 """By how much the quickest load is taken to be slower with every claim that was not as quick."""
 REQUESTED = 5
 """Columns of `fairlane.request`."""
+IS_DUE, HAS_FORCED = 1, 2
+"""What a claim has to see to besides: scheduled jobs whose time has come, jobs that an operator wants to start."""
+MOST_POLICIES = 1_000
+"""Policies that are kept decoded."""
+RACED, NEWER = "FL020", "FL021"
+"""What `write_claim` and `open_claim` refuse with."""
+NO_GATES = (None, None)
+"""What is stored with a job that passes no shared gate."""
+
+_policies: dict[str, Policy] = {}
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What somebody wants of a claim."""
+class QueueHandle(msgspec.Struct, frozen=True):
+    """A queue's number, and how a transaction that holds its claim lock begins."""
 
-    want: Callable[[], int]
-    worker: WorkerIdentity
+    name: str
+    id: int
+    take_lock: str
+    take_lock_unflushed: str
+    take_over: str
+    take_over_unflushed: str
+
+
+class Loaded(boards.Loaded):
+    """What a claim starts from: the board, and what `open_claim` has found, whose rows are described with it."""
+
+    def __init__(self, records: Iterable[Any]) -> None:
+        self.changes: list[tuple[Mark, bytes]] = []
+        self.arrivals = []
+        self.releases = []
+        self.forced: list[Forced] = []
+        self.others: list[tuple[int, float, bool]] = []
+        """Queues that could have been opened as well, with their virtual time, and whether their lock was taken."""
+        for record in records:
+            kind, id_, name, keys, f1, f2, f3, i1, i2, i3, i4, i5, i6, i7, i8, token, place, *released = record
+            match kind:
+                case b"r":
+                    self.releases += _releases(*released)
+                case b"a":
+                    given = decode_given(name)
+                    self.arrivals.append(
+                        Arrival(id_, i1, decode_keys(keys), i2, i3, i4, given, i5 or 0, i6 or 0, place)
+                    )
+                case b"j":
+                    self.changes.append((Mark(i1, token), id_))
+                case b"o":
+                    self.others.append((i1, f1, bool(i2)))
+                case _:
+                    self.digest = name
+                    self.state = QueueRow(f1, f2, i2, i3, f3)
+                    self.now = i1
+                    self.mark = Mark(i4, token)
+                    self.attention: int = i5
+                    self.others_wait = bool(i6)
+                    self.due: Instant | None = i7
+                    self.stored: int = i8
+                    oldest, applied_at, xid, floor, release, snapshot, forgets = keys.split()
+                    self.policy_since = int(applied_at)
+                    self.forgets = forgets == "1"
+                    """What was known of the board is not true any more."""
+                    self.all_folded = xid == release == "-"
+                    """Nothing has happened that was not read."""
+                    arrivals_to = (None, None) if xid == "-" else (xid, int(floor))
+                    self.bounds = (oldest, snapshot, *arrivals_to, None if release == "-" else release)
+                    """Up to where events were read, as `write_claim` takes it."""
+
+    @property
+    def needs_transaction(self) -> bool:
+        """More than one statement has to be written together."""
+        return bool(self.attention or self.policy.shared_limits)
+
+
+def _releases(lanes: list[bytes], counts: list[int], charges: list[float]) -> Iterable[Release]:
+    many = len(lanes)
+    ended, ran, unstarted, *rest = (counts[first : first + many] for first in range(0, len(counts), many))
+    return map(Release, lanes, ended, ran, charges[:many], unstarted, charges[many:], *rest)
+
+
+def _found(records: Iterable[Any], heads: Sequence[list[Head]]) -> Found:
+    """What `ask_tables` has found, sorted by kind. The shape of its rows is drawn in `board.sql`."""
+    flows: list[FlowRow] = []
+    lanes: list[LaneRow] = []
+    gates: list[GateRow] = []
+    scanned = 0
+    for kind, place, id_, kin, gate, name, keys, f1, f2, f3, f4, i1, i2, i3, i4, i5, i6, i7, memo in records:
+        match kind:
+            case "h":
+                heads[i1 - 1].append(Head(place, i2, i3))
+            case "l":
+                lanes.append(LaneRow(id_, kin, i1, decode_keys(keys), i2, i3, i4, i5, i6, gate, f1, i7))
+            case "g":
+                gates.append(GateRow(id_, name, decode_key(keys), i1, i2, i3, i4, i5, memo, f1, i6))
+            case _:
+                scanned += kind == "s"
+                flows.append(FlowRow(id_, decode_key(keys), f1, f2, i1, f3, f4, i2, i3, i4, gate, i5))
+    return Found(flows, lanes, gates, scanned=scanned)
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Somebody for whom jobs are claimed: its lease, and how many it asked for."""
+
+    lease: UUID
+    asked: int
+    worker: UUID
+    name: str
     duration: int
-    """How long the lease lasts, in microseconds."""
-    listener: PostgresListener | None
-    start_lag: int
-    ahead: int | None
-    chose: Callable[[Choice], None] | None
+    """How long its lease lasts, in microseconds."""
 
-    def holder(self) -> Holder:
+    @classmethod
+    def of(cls, asked: Asked) -> Holder:
         """Who asks, for as many as there is room for now."""
-        return Holder(uuid4(), self.want(), self.worker.id, self.worker.name, self.duration)
+        return cls(uuid4(), asked.want(), asked.worker.id, asked.worker.name, microseconds(asked.lease))
+
+
+def deal(starts: int, holders: Sequence[Holder]) -> list[int]:
+    """Who gets which start, counted from 1. Each is filled before the next: as few as possible are left short."""
+    if len(holders) == 1:
+        return [1] * starts  # what waits for its instant needs no slot yet
+    dealt: list[int] = []
+    for nth, holder in enumerate(holders, 1):
+        dealt += [nth] * min(holder.asked, starts - len(dealt))
+    return dealt
+
+
+class Scheduling(boards.HeldBoard):
+    """One hold of a queue's claim lock, in a transaction; or (`is_of_session`) in none until it is written."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        queue: QueueHandle,
+        now: Instant | None,
+        known: Boards | None = None,
+        *,
+        is_of_session: bool = False,
+        is_durable: bool = True,
+    ) -> None:
+        self.connection = connection
+        self.queue = queue
+        self.number = queue.id
+        self.time = now
+        self._is_looking = known is None
+        self.boards = known or Boards()
+        self.is_of_session = is_of_session
+        self._is_durable = is_durable
+        self.lease_due: Instant | None = None
+        """When the next lease ends, as far as a write that started nothing has seen."""
+
+    @cached_property
+    def sharing(self) -> Sharing:
+        """The limits that the queue shares with others."""
+        return Sharing(self.connection, self.queue.id)
+
+    async def load(
+        self,
+        expected: Expected = UNKNOWN,
+        *,
+        locks: bool = False,
+        me: UUID | None = None,
+        others: Sequence[QueueHandle] = (),
+    ) -> Loaded:
+        """Take the lock, and read what has happened; scheduled jobs that are due are not promoted yet.
+
+        Where the lock is taken, `queue` is the first of the others whose lock is free from then on.
+        """
+        queues = [self.queue.id, *(other.id for other in others)]
+        known = [self.boards.get(queue) for queue in queues]
+        marks = [None if board is None else board.mark for board in known]
+        seqs, tokens = [-1 if mark is None else mark.seq for mark in marks], [mark and mark.token for mark in marks]
+        bounds = (FORMAT, RELEASES_AT_MOST, FOLD_AT_MOST)
+        try:
+            found = await self.connection.fetch(
+                STATEMENTS["open_claim"], queues, locks, self.time, *expected, seqs, tokens, *bounds, me
+            )
+        except asyncpg.PostgresError as error:
+            if error.sqlstate == NEWER:
+                raise journal_too_new(self.queue.name, int(str(error))) from error
+            raise
+        loaded = Loaded(found)
+        if others:
+            left = {queue for queue, _, _ in loaded.others}
+            self.queue = next(queue for queue in (self.queue, *others) if queue.id not in left)
+            self.number = self.queue.id
+        loaded.policy = await self.policy_of(loaded.digest)
+        loaded.board = await self._board(loaded)
+        return loaded
+
+    async def _board(self, loaded: Loaded) -> ResidentBoard:
+        """The board as it is now: what memory knows and what has changed since, or the tables and the journal."""
+        board, policy = self.boards.get(self.queue.id), loaded.policy
+        # A crash may lose a checkpoint and not the changes before it: then we know too little of what is unwritten.
+        is_known = (
+            board is not None
+            and not loaded.forgets
+            and loaded.stored >= board.stored
+            and (board.policy is policy or bool(policy.shared_limits))
+        )
+        if board is None or not is_known:
+            self.boards.drop(self.queue.id)
+            # It may be new because a place was wrong: then the jobs are looked up.
+            loaded.arrivals = [replace(bell, ref=None) if bell.ref else bell for bell in loaded.arrivals]
+            if not loaded.forgets:
+                changes = await self.connection.fetch(STATEMENTS["select_journal"], self.queue.id)
+                loaded.changes = [(Mark(seq, token), delta) for seq, token, delta in changes]
+            if self._is_looking:
+                board = ResidentBoard(policy)  # who only looks asks for little
+            else:
+                stored = await perform(self.connection, self.select_all(MOST_WHOLE + 1))
+                board = as_read(policy, Found(*stored), MOST_WHOLE)
+        for mark, delta in loaded.changes:
+            board.apply(decode_delta(delta), mark)
+        board.mark = loaded.mark
+        board.wrote(loaded.stored)
+        self.boards.put(self.queue.id, board)
+        return board
+
+    async def begin(self) -> None:
+        """From here on, what is written is written together: the session's lock becomes that of a transaction."""
+        if self.is_of_session:
+            handle = self.queue
+            await self.connection.execute(handle.take_over if self._is_durable else handle.take_over_unflushed)
+            self.is_of_session = False
+
+    async def see_to(self, loaded: Loaded, want: int) -> None:
+        """Promote what is due, and find what is to be forced. In a transaction."""
+        if loaded.attention & IS_DUE:
+            given = (self.queue.id, loaded.now, PROMOTE_AT_MOST, loaded.policy.sequence is not None)
+            promoted = 0
+            for row in await self.connection.fetch(STATEMENTS["promote"], *given):
+                lane, priority, keys, count, floor, since, numbers, resumed, given_by = row
+                brought = (decode_given(numbers), resumed, given_by)
+                loaded.arrivals.append(Arrival(lane, priority, decode_keys(keys), count, floor, since, *brought))
+                promoted += count
+            loaded.all_folded = loaded.all_folded and promoted < PROMOTE_AT_MOST
+        if loaded.attention & HAS_FORCED and want > 0:
+            loaded.forced = await self.forced(want)
+
+    async def forced(self, want: int) -> list[Forced]:
+        """Jobs that an operator wants to start next."""
+        found = await self.connection.fetch(STATEMENTS["select_forced"], self.queue.id, want)
+        return [Forced(lane, Head(*head)) for lane, *head in found]
+
+    async def plan(
+        self, loaded: Loaded, want: int, *, lag: int = 0, listens: bool = False, ahead: int | None = None
+    ) -> Plan:
+        """Fold what has happened and start up to `want` jobs, on the board in memory: it is written, or forgotten."""
+        board, events = loaded.board, loaded.events(loaded.forced)
+        # Until it is written, what the plan leaves of the board is nobody's.
+        board.mark = None
+        try:
+            if loaded.policy.shared_limits:
+                policy, events = await self.sharing.load(loaded.policy, events, self.time)
+                if board.policy is not policy:
+                    board.rebind(policy)
+            return await driven(board.claim(events, want, lag=lag, listens=listens, ahead=ahead), self.ask)
+        except BaseException:
+            self.boards.drop(self.queue.id)
+            raise
+
+    async def ask(self, ask: Ask) -> Found:
+        """What the tables hold of it."""
+        shared = await self.sharing.select(ask.shared) if ask.shared else []
+        heads: dict[bytes, list[Head]] = {lane: [] for lane, _, _ in ask.heads}
+        asked = [heads[lane] for lane, _, _ in ask.heads]
+        if not ask.is_of_board:
+            for nth, *head in await self.connection.fetch(STATEMENTS["select_heads"], ask.heads) if ask.heads else ():
+                asked[nth - 1].append(Head(*head))
+            return Found(heads=heads, shared=shared)
+        found = await self.connection.fetch(
+            STATEMENTS["ask_tables"],
+            self.queue.id,
+            ask.flows,
+            ask.lanes,
+            ask.gates,
+            [flow for flow, _ in ask.ready],
+            [count for _, count in ask.ready],
+            [gate for gate, _ in ask.parked],
+            [count for _, count in ask.parked],
+            *(ask.scan or (0.0, 0, 0)),
+            *(ask.alarms or (0, 0)),
+            ask.heads,
+            *ask.but_not,
+            LANES_PER_SCANNED_FLOW,
+        )
+        return replace(_found(found, asked), heads=heads, shared=shared)
+
+    async def write(
+        self, loaded: Loaded, plan: Plan, holders: Sequence[Holder] = (), ending: Ending | None = None
+    ) -> list[Claim]:
+        """Start the jobs of a plan and note what it changed; `Raced` if a job is not ready any more.
+
+        The jobs are dealt to the holders. Returned is what the first of them gets. The lock of a session ends with it.
+        """
+        try:
+            return await self._write(loaded, plan, holders, ending or Ending())
+        except BaseException:
+            self.boards.drop(self.queue.id)
+            raise
+
+    async def _write(self, loaded: Loaded, plan: Plan, holders: Sequence[Holder], ending: Ending) -> list[Claim]:
+        now, state = loaded.now, plan.queue
+        if plan.shared:
+            self.sharing.learn_gates(plan.shared)
+        change: tuple[object, ...] = (None, None, None)
+        if plan.lanes or plan.flows or plan.gates or loaded.arrivals or loaded.releases or state != loaded.state:
+            mark, delta = Mark(loaded.mark.seq + 1, uuid4()), encode_delta(plan)
+            change = (mark.seq, mark.token, delta)
+            loaded.board.note(plan, mark)
+            self.boards.noted(self.queue.id, len(delta))
+        else:
+            loaded.board.mark = loaded.mark
+        try:
+            started = await self.connection.fetch(
+                STATEMENTS["write_claim"],
+                self.queue.id,
+                self.is_of_session,
+                self.is_of_session and not self._is_durable,
+                now,
+                [state.vtime, state.cursor, state.cost],
+                [state.cursor_tie, state.tie],
+                list(moves(plan)),
+                *loaded.bounds,
+                *change,
+                [
+                    (
+                        s.head.ref,
+                        s.head.position,
+                        s.charge,
+                        n,
+                        *(self.sharing.passed(s) if s.shared else NO_GATES),
+                        s.at,
+                    )
+                    for s, n in zip(plan.starts, deal(len(plan.starts), holders), strict=True)
+                ],
+                [(holder.lease, holder.worker, holder.name, now + holder.duration) for holder in holders],
+                # Producers read these: the tables have them as they are.
+                [gate_parameters(g.row(), self.queue.id) for g in plan.gates if g.bound.limit.is_of_producers],
+                None if plan.tally is None else encode_tally(plan.tally),
+                ending.waiter,
+                ending.ear,
+                ending.nudges,
+            )
+        except asyncpg.PostgresError as error:
+            if error.sqlstate == RACED:
+                raise Raced from error
+            raise
+        self.is_of_session = False
+        if plan.shared or plan.rings or loaded.policy.shared_limits:
+            await self.sharing.write(plan)
+        if not plan.starts:
+            self.lease_due = started[0]["enqueued_at"]
+            return []
+        by_position = {row[0]: row[1:] for row in started if row[0] is not None}
+        own, name = plan.starts[: len(by_position)], self.queue.name
+        return [claim_of(by_position[start.head.position], holders[0].lease, name, start.at) for start in own]
+
+    async def leave(self) -> None:
+        """Let the lock go with nothing written."""
+        if self.is_of_session:
+            await self.connection.fetchrow(STATEMENTS["leave_claim"], self.queue.id)
+            self.is_of_session = False
+
+    async def fold_all(self) -> Loaded:
+        """Fold everything that has happened, start nothing. In a transaction; what is returned is of the end of it."""
+        while True:
+            loaded = await self.load()
+            await self.see_to(loaded, 0)
+            await self.write(loaded, await self.plan(loaded, 0))
+            if loaded.all_folded:
+                return await self.load()
+
+    async def in_force(self) -> tuple[Policy, Instant]:
+        """The queue's policy with what operators have changed, and the time."""
+        row = await self.connection.fetchrow(STATEMENTS["select_in_force"], self.queue.id, self.time)
+        assert row is not None
+        return await self.policy_of(row["digest"]), row["now"]
+
+    async def policy_of(self, digest: str) -> Policy:
+        """A policy in force, by what the queue's row says of it."""
+        key = f"{self.queue.name}/{digest}"
+        if key not in _policies:
+            row = await self.connection.fetchrow(STATEMENTS["select_policy"], self.queue.name)
+            assert row is not None
+            if len(_policies) >= MOST_POLICIES:
+                _policies.clear()
+            overrides = await self.connection.fetch(STATEMENTS["select_overrides"], self.queue.id)
+            _policies[key] = Policy.decode(row["policy"]).overridden(decode_overrides(text for (text,) in overrides))
+        return _policies[key]
+
+
+class _OverridesEnded(Raced):
+    """Overrides of a queue are stored whose time has come."""
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(queue)
+        self.queue = queue
 
 
 class Claimer:
     """Makes the claims of one process, one at a time."""
 
     def __init__(
-        self, connections: Connections, clock: StoreClock, add_up: Callable[[str], Awaitable[None]], *, durable: bool
+        self,
+        connections: Connections,
+        clock: StoreClock,
+        *,
+        durable: bool,
+        add_up: Callable[[str], Awaitable[None]],
+        end_overrides: Callable[[str], Awaitable[None]],
     ) -> None:
-        """`add_up` is called with the name of a queue, now and then, if claims were made."""
+        """`add_up` is called with the name of a queue, now and then, if claims were made; `end_overrides` when the time
+        of one of its overrides has come."""
         self._connections = connections
         self._clock = clock
         self._durable = durable
+        self._end_overrides = end_overrides
         self._mutex = asyncio.Lock()
         self._connection: Session | None = None
         self._queues: dict[str, QueueHandle] = {}
@@ -119,8 +541,10 @@ class Claimer:
                     if is_together:
                         return await self._claim_together(queues[0], asked, watches[first])
                     return await self._claim_alone(queues, asked, watches)
-                except Raced:
+                except Raced as raced:
                     is_together = False
+                    if isinstance(raced, _OverridesEnded):
+                        await self._end_overrides(raced.queue)
         finally:
             self.carriage.arrive()
         raise cancelled_too_fast(queues[0].name)
@@ -137,7 +561,7 @@ class Claimer:
             locked_at, queue = clock(), scheduling.queue.id
             if asked.chose is not None:
                 asked.chose(_choice(scheduling.queue, queues, loaded))
-            claimed = await self._claim(scheduling, loaded, [asked.holder()], asked, watches[queue])
+            claimed = await self._claim(scheduling, loaded, [Holder.of(asked)], asked, watches[queue])
             self._crowding[queue].alone(locked_at - asked_at, clock() - locked_at)
         return claimed
 
@@ -150,7 +574,7 @@ class Claimer:
                 terms, _ = await self._scheduling(connection, queue).in_force()
                 return Claimed([], uuid4(), None, more=False, look_again=False, terms=terms)
             with self.carriage.boarded() as passenger:
-                entered = await self._seat.enter(connection, queue, want, worker, asked.duration, passenger)
+                entered = await self._seat.enter(connection, queue, want, worker, microseconds(asked.lease), passenger)
             lease, claims, requests = entered
             crowding = self._crowding[queue.id]
             if claims:
@@ -160,14 +584,14 @@ class Claimer:
                 crowding.is_dense = not is_short
                 return Claimed(claims, lease, None, more=is_short, look_again=False)
             crowding.led(len(requests))
-            holders = [asked.holder(), *requests]
+            holders = [Holder.of(asked), *requests]
             scheduling = self._scheduling(connection, queue, is_of_session=True)
             loaded = await scheduling.load(self._clock.expected(), me=worker.id)
             return await self._claim(scheduling, loaded, holders, asked, watch)
 
     def _scheduling(self, connection: Connection, queue: QueueHandle, *, is_of_session: bool = False) -> Scheduling:
-        now, boards, is_durable = self._clock.parameter(), self.boards, self._durable
-        return Scheduling(connection, queue, now, boards, is_of_session=is_of_session, is_durable=is_durable)
+        now, is_durable = self._clock.parameter(), self._durable
+        return Scheduling(connection, queue, now, self.boards, is_of_session=is_of_session, is_durable=is_durable)
 
     async def _claim(
         self, scheduling: Scheduling, loaded: Loaded, holders: list[Holder], asked: Asked, watch: Watch
@@ -178,13 +602,12 @@ class Claimer:
         if me.asked <= 0:
             await scheduling.leave()
             return Claimed([], uuid4(), None, more=False, look_again=False, terms=policy)
-        if loaded.needs_transaction or loaded.expired:
-            await scheduling.begin()
         if loaded.expired:
             # First there is to be a board without them, for everybody; then the claim is planned anew.
-            await perform_locked(scheduling, policies.end_overrides(loaded.policy, loaded.expired, loaded.now))
-            await scheduling.connection.execute("commit")
-            raise Raced
+            await scheduling.leave()
+            raise _OverridesEnded(scheduling.queue.name)
+        if loaded.needs_transaction:
+            await scheduling.begin()
         want = max(me.asked, min(SLOTS_AT_MOST, sum(holder.asked for holder in holders)))
         await scheduling.see_to(loaded, want)
         # What waits for its instant is for whoever holds the lock: others keep no pace.
@@ -225,13 +648,13 @@ class Claimer:
 
     async def checkpoint(self, queue: int) -> None:
         """Write what the tables of a queue do not hold."""
-        async with self.locked(self._handle(queue), durable=False) as scheduling:
-            await scheduling.checkpoint(await scheduling.load())
+        async with self.locked(self._handle(queue), durable=False) as (scheduling,):
+            await perform(scheduling.connection, scheduling.checkpoint(await scheduling.load()))
 
-    async def look(self, queue: QueueHandle, want: int, worker: WorkerIdentity, listener: PostgresListener) -> Looked:
+    async def look(self, queue: QueueHandle, want: int, worker: WorkerIdentity, listener: Listener) -> Looked:
         """Count the jobs that could start, up to `want`. With 0, the listener withdraws and its wakeup is passed on."""
         watch = Watch(queue.id, listener)
-        async with self.locked(queue, durable=False) as scheduling:
+        async with self.locked(queue, durable=False) as (scheduling,):
             if want > 0:
                 looked = await _look(scheduling, want, worker, watch)
             else:
@@ -246,28 +669,24 @@ class Claimer:
         return next(each for each in self._queues.values() if each.id == queue)
 
     @contextlib.asynccontextmanager
-    async def locked(self, queue: QueueHandle, *, durable: bool, keeps: bool = True) -> AsyncIterator[Scheduling]:
-        """A transaction that holds the queue's claim lock, ended with the block: committed if it `keeps` anything."""
-        async with self._mutex, self._session() as connection:
-            await connection.execute(queue.take_lock if durable else queue.take_lock_unflushed)
-            yield self._scheduling(connection, queue)
-            if not keeps:
-                self.boards.drop(queue.id)
-            await connection.execute("commit" if keeps else "rollback")
-
-    @contextlib.asynccontextmanager
-    async def locked_together(self, queues: Sequence[QueueHandle]) -> AsyncIterator[list[Scheduling]]:
-        """One transaction that holds the claim locks of several queues, committed at the end of the block."""
+    async def locked(
+        self, *queues: QueueHandle, durable: bool, keeps: bool = True
+    ) -> AsyncIterator[Sequence[Scheduling]]:
+        """A transaction that holds the claim locks of these queues, ended with the block: committed if it `keeps`
+        anything."""
         # The lowest number first, and all before anything else is locked: so that no two ever deadlock.
         first, *others = sorted(queues, key=lambda queue: queue.id)
         async with self._mutex, self._session() as connection:
-            await connection.execute(first.take_lock)
+            await connection.execute(first.take_lock if durable else first.take_lock_unflushed)
             for queue in others:
                 await connection.execute(STATEMENTS["take_another_lock"], queue.id)
             if others:
                 await connection.execute(STATEMENTS["lock_shared_limits_of"], [queue.id for queue in queues])
             yield [self._scheduling(connection, queue) for queue in queues]
-            await connection.execute("commit")
+            if not keeps:
+                for queue in queues:
+                    self.boards.drop(queue.id)
+            await connection.execute("commit" if keeps else "rollback")
 
     @contextlib.asynccontextmanager
     async def _session(self) -> AsyncIterator[Connection]:

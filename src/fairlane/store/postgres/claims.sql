@@ -100,10 +100,7 @@ from joined
 group by lane, priority
 order by min(position)
 
--- name: select_heads
--- The first ready jobs of lanes, where the plan asks for nothing else: in rows as narrow as they can be.
-select h.nth, j.place, j.position, j.ready_at
-from unnest($1::fairlane.asked_heads[]) with ordinality as h (lane, floor, count, nth)
+-- part: heads
 cross join lateral (
     select j.ctid as place, j.position, j.ready_at
     from fairlane.jobs j
@@ -111,6 +108,12 @@ cross join lateral (
     order by j.position
     limit h.count
 ) j
+
+-- name: select_heads
+-- The first ready jobs of lanes, where the plan asks for nothing else: in rows as narrow as they can be.
+select h.nth, j.place, j.position, j.ready_at
+from unnest($1::fairlane.asked_heads[]) with ordinality as h (lane, floor, count, nth)
+{heads}
 
 -- name: register_claimer
 insert into fairlane.claimers (pid, base, worker, name, duration)

@@ -16,8 +16,7 @@ import contextlib
 import errno
 import logging
 import socket
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import asyncpg
@@ -28,6 +27,7 @@ from fairlane.clock import Clock, Instant, SystemClock
 from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.store.boards import UNKNOWN, Expected, QueueClock, QueueTime, Witness
 from fairlane.store.faults import Fault, of_sqlstate, remedy_for
+from fairlane.store.procedures import Each, Many, Procedure, Query, Question, Rows, Script, Some, Whole
 from fairlane.store.statements import load_functions, load_statements
 
 Connection: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
@@ -55,6 +55,7 @@ STATEMENTS = load_statements(
 ) | load_functions("fairlane.store.postgres", "store_job", "cancel_job")
 
 T = TypeVar("T")
+Asked = TypeVar("Asked")
 
 POOL_SIZE = 8
 HANG_UP_WITHIN = 2.0
@@ -162,13 +163,13 @@ def translating(connection: Connection | None = None, where: str = "") -> Iterat
     except Exception as error:
         match fault_of(error, connection):
             case Fault.CONFLICT:
-                raise Conflict(*_told(error, where)) from error
+                raise Conflict(*_problem_and_remedy(error, where)) from error
             case Fault.AWAY:
-                raise StoreUnavailable(*_told(error, where)) from error
+                raise StoreUnavailable(*_problem_and_remedy(error, where)) from error
         raise
 
 
-def _told(error: Exception, where: str) -> tuple[str, str]:
+def _problem_and_remedy(error: Exception, where: str) -> tuple[str, str]:
     """An error in our words, and what to do about it."""
     sqlstate = error.sqlstate if isinstance(error, asyncpg.PostgresError) else None
     if sqlstate is None or sqlstate.startswith("08"):
@@ -204,15 +205,14 @@ class Connections:
         self._has_connected = False
         self._refusal: tuple[float, StoreUnavailable] | None = None
         """When nobody could be reached the last time, and what was said; nothing, once somebody was."""
-        self._free: list[Session] = []
+        self._free: asyncio.LifoQueue[Session] = asyncio.LifoQueue()
         self._busy: set[Session] = set()
         self._silence = Silence(self)
         self._room = asyncio.Semaphore(POOL_SIZE)
-        self._waiting: deque[asyncio.Future[Session]] = deque()
 
     async def open(self) -> None:
         if not self._is_open:
-            self._free.append(await self.connect())
+            self._free.put_nowait(await self.connect())
             self._is_open = True
 
     async def close(self) -> None:
@@ -226,8 +226,8 @@ class Connections:
         for connection in self._busy:
             connection.terminate()
         self._room = asyncio.Semaphore(POOL_SIZE)
-        free, self._free = self._free, []
-        await asyncio.gather(*map(hang_up, free))
+        idle, self._free = self._idle_sessions(), asyncio.LifoQueue()
+        await asyncio.gather(*map(hang_up, idle))
 
     async def connect(self) -> Session:
         """A session of its own, with settings that our statements rely on, whatever the defaults of server and role."""
@@ -248,7 +248,7 @@ class Connections:
         except Exception as error:
             # Whatever goes wrong is about the address, the server, or the way there. Once it has worked, the address is
             # not to blame: a certificate is being replaced, say.
-            refusal = StoreUnavailable(*_told(error, self._where))
+            refusal = StoreUnavailable(*_problem_and_remedy(error, self._where))
             if not self._has_connected and (isinstance(error, ValueError) or fault_of(error) is Fault.OURS):
                 problem = f"PostgreSQL{self._where} cannot be connected to: {_words(error)}"
                 refusal = Misaddressed(problem, CHECK_URL)
@@ -269,8 +269,12 @@ class Connections:
 
     def forget_idle(self) -> None:
         """A session of ours has died unseen: those that lay idle beside it probably have, too."""
-        while self._free:
-            self._free.pop().terminate()
+        for connection in self._idle_sessions():
+            connection.terminate()
+
+    def _idle_sessions(self) -> list[Session]:
+        """Take all that nobody uses."""
+        return [self._free.get_nowait() for _ in range(self._free.qsize())]
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
@@ -293,51 +297,29 @@ class Connections:
                 raise
             finally:
                 self._busy.discard(connection)
-                self._give_back(connection)
+                if not connection.is_closed():
+                    self._free.put_nowait(connection)
 
     async def _idle(self, asked_at: float) -> Session:
-        while self._free:
-            connection = self._free.pop()
+        while not self._free.empty():
+            connection = self._free.get_nowait()
             if not connection.is_closed():
                 return connection
-        if self._busy and (lent := await self._handed_over()) is not None:
-            return lent
+        if self._busy:
+            # Most statements take less time than a new connection.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GROW_AFTER):
+                    return await self._free.get()
         if self._refusal is not None and self._refusal[0] > asked_at:
             # Others have tried while we waited for our turn. If each tried for itself, a crowd would wait for minutes.
-            told = self._refusal[1]
-            raise StoreUnavailable(told.problem, told.remedy)
+            refusal = self._refusal[1]
+            raise StoreUnavailable(refusal.problem, refusal.remedy)
         return await self.connect()
-
-    async def _handed_over(self) -> Session | None:
-        """What somebody else has done with, if that is soon: most statements take less time than a new connection."""
-        waiter: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
-        try:
-            await asyncio.wait({waiter}, timeout=GROW_AFTER)
-        except BaseException:
-            if waiter.done():
-                self._give_back(waiter.result())
-            waiter.cancel()
-            raise
-        if waiter.done():
-            return waiter.result()
-        waiter.cancel()
-        return None
-
-    def _give_back(self, connection: Session) -> None:
-        if connection.is_closed():
-            return
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(connection)
-                return
-        self._free.append(connection)
 
     async def again(self, work: Callable[[Connection, bool], Awaitable[T]]) -> T:
         """Run one transaction, and run it again after a conflict or a lost connection.
 
-        `work` is told whether an earlier try may have committed.
+        `work` is given whether an earlier try may have committed.
         """
         clock = asyncio.get_running_loop().time
         pause, may_have_committed, give_up_at = FIRST_PAUSE, False, clock() + PATIENCE
@@ -352,6 +334,49 @@ class Connections:
             await asyncio.sleep(pause)
             pause *= 2
         raise AssertionError("the last try returns or raises")
+
+
+async def answer(connection: Connection, asked: Question) -> Any:
+    """The rows of a statement that a procedure asks for."""
+    match asked:
+        case Query(name, parameters):
+            return await connection.fetch(STATEMENTS[name], *_columns(parameters))
+        case Each(name, rows, width):
+            return await connection.fetch(STATEMENTS[name], *_columns([Rows(rows, width)]))
+        case Some(name, parameters, most, but_not):
+            return await connection.fetch(STATEMENTS[name], *_columns(parameters), most, list(but_not))
+        case Many(name, queue, rows):
+            return await connection.execute(STATEMENTS[name], queue, rows)
+        case Whole(name, rows):
+            return await connection.execute(STATEMENTS[name], rows)
+        case Script(sql):
+            return await connection.execute(sql)
+    raise AssertionError(f"{asked!r} is not asked on a connection alone")
+
+
+def _columns(parameters: Sequence[Any]) -> list[Any]:
+    """Rows become columns."""
+    given: list[Any] = []
+    for each in parameters:
+        is_rows = isinstance(each, Rows)
+        given += [[row[n] for row in each.rows] for n in range(each.width)] if is_rows else [each]
+    return given
+
+
+async def driven(asking: Generator[Asked, Any, T], answer: Callable[[Asked], Awaitable[Any]]) -> T:
+    """Answer whatever a generator asks, until it has come to a result."""
+    try:
+        asked = next(asking)
+        while True:
+            asked = asking.send(await answer(asked))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+async def perform(connection: Connection, procedure: Procedure[T]) -> T:
+    """Carry out a procedure that needs no more than a connection."""
+    return await driven(procedure, lambda asked: answer(connection, asked))
 
 
 class _Use(Struct):
@@ -468,7 +493,7 @@ class StoreClock:
         self._witness.saw(now)
 
     def estimate(self) -> Instant:
-        """The time as far as it can be told without asking: for ids, which only have to rise about with it."""
+        """The time, estimated without asking the database: for ids, which only have to rise with it roughly."""
         return self._local.now() + self._offset if self._given is None else self._given.now()
 
     async def sleep_until(self, moment: Instant) -> None:

@@ -21,7 +21,6 @@ from fairlane.errors import DuplicateJob, InvalidJob
 from fairlane.job import NewJob, State, Until
 from fairlane.policy.keys import KEYS_REMEMBERED
 from fairlane.policy.unique import Admission, Conflict, Holder, admit
-from fairlane.store.postgres.caller_transactions import OwnJson
 from fairlane.store.postgres.connections import STATEMENTS, Connection, Connections, StoreClock
 from fairlane.store.rows import encode, no_such_job
 from fairlane.store.rows import record_of as record_of
@@ -41,24 +40,23 @@ async def insert(
     *,
     is_callers: bool,
     is_repeated: bool = False,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> dict[UUID, Conflict]:
     """Store jobs, ring their lanes' bells and wake whoever waits for them; `DuplicateJob` if an id is taken.
 
     Returns what met a unique key that another job holds.
     """
-    tell = progress or (lambda _: None)
     is_unique = any(job.unique is not None for job in jobs)
     if not is_unique and len(jobs) <= AT_ONCE:
         await _store(connection, jobs, queues, now, is_callers=is_callers, is_repeated=is_repeated)
-        tell(len(jobs))
+        progress(len(jobs))
         return {}
     async with contextlib.nullcontext() if is_callers else connection.transaction():
         admission = await admitted(connection, jobs, now)
         stored = admission.stored
         if admission.own and not is_repeated:
             raise DuplicateJob(min(admission.own))
-        # All were stored together, or none: one of them tells of the others.
+        # All were stored together, or none: looking at one of them is enough.
         if admission.own or (is_repeated and await _are_stored(connection, stored[:1], queues)):
             return admission.conflicts
         for old, new in admission.replaced.items():
@@ -71,9 +69,9 @@ async def insert(
             # They are enqueued at the instant at which their keys were decided on: windows are counted from it.
             at = admission.now if is_unique else now
             await _store(connection, some, queues, at, is_callers=is_callers, is_repeated=False)
-            tell(first + len(some))
+            progress(first + len(some))
     if len(stored) < len(jobs):
-        tell(len(jobs))  # those that were not stored have been decided on too
+        progress(len(jobs))  # those that were not stored have been decided on too
     return admission.conflicts
 
 
@@ -87,18 +85,13 @@ async def _store(
     is_repeated: bool,
 ) -> None:
     try:
-        if len(jobs) == 1 and not isinstance(connection, OwnJson):
-            (job,) = jobs
-            beside = (job.on_dead, _given(job), job.context)
-            await connection.execute(STATEMENTS["store_job"], now, is_callers, *_columns(job, queues), *beside)
-        elif isinstance(connection, OwnJson) or _are_copied(jobs):
+        if len(jobs) == 1:
+            await connection.execute(STATEMENTS["store_job"], now, is_callers, *_columns(jobs[0], queues))
+        elif _are_copied(jobs):
             async with contextlib.nullcontext() if connection.is_in_transaction() else connection.transaction():
                 await copy_in(connection, jobs, queues, now, is_callers=is_callers)
         else:
-            columns = [_columns(job, queues) for job in jobs]
-            several = ([job.on_dead for job in jobs], [_given(job) for job in jobs], [job.context for job in jobs])
-            arrays = [each if any(each) else [] for each in several]
-            await connection.execute(STATEMENTS["enqueue"], now, is_callers, columns, *arrays)
+            await connection.execute(STATEMENTS["enqueue"], now, is_callers, [_columns(job, queues) for job in jobs])
     except (asyncpg.DataError, UnicodeEncodeError) as error:
         raise InvalidJob(f"a job cannot be stored as it was given: {error}") from error
     except asyncpg.UniqueViolationError as error:
@@ -113,7 +106,7 @@ def _are_copied(jobs: Sequence[NewJob]) -> bool:
 
 
 async def _are_stored(connection: Connection, jobs: Sequence[NewJob], queues: Mapping[str, int]) -> bool:
-    """Whether all of these are there exactly as given. Of none that is not so: nothing tells us that we came before."""
+    """Whether all of these are stored exactly as given. False for an empty batch, which would show nothing."""
     found: bool = await connection.fetchval(STATEMENTS["are_stored"], [_columns(job, queues) for job in jobs])
     return bool(jobs) and found
 
@@ -137,11 +130,10 @@ def _columns(job: NewJob, queues: Mapping[str, int]) -> tuple[object, ...]:
         job.max_attempts,
         job.delay,
         job.run_at,
+        job.on_dead,
+        None if job.given is None else encode(job.given),
+        job.context,
     )
-
-
-def _given(job: NewJob) -> str | None:
-    return None if job.given is None else encode(job.given)
 
 
 async def cancel(
@@ -151,7 +143,7 @@ async def cancel(
     row = await connection.fetchrow(STATEMENTS["cancel_job"], job, now, only_waiting, reason)
     if row is None:
         raise no_such_job(job)
-    return State(row["was"]), State(row["state"])
+    return State(row[0]), State(row[1])
 
 
 async def admitted(connection: Connection, jobs: Sequence[NewJob], now: Instant | None) -> Admission:
@@ -165,8 +157,8 @@ async def foreseen(connection: Connection, jobs: Sequence[NewJob], now: Instant 
     """The same as things stand, without taking anything."""
     keys = _keys(jobs)
     found = await connection.fetch(STATEMENTS["select_holders"], keys, now) if keys else []
-    holders = {row["id"]: _holder(row) for row in found if row["job"] is not None}
-    return admit(jobs, holders, found[0]["now"] if found else now or 0)
+    holders = {key: _holder(*taken) for _, key, *taken in found if taken[0] is not None}
+    return admit(jobs, holders, found[0][0] if found else now or 0)
 
 
 async def take(connection: Connection, admission: Admission) -> None:
@@ -186,9 +178,10 @@ def _keys(jobs: Sequence[NewJob]) -> list[bytes]:
     return sorted({job.unique.id for job in jobs if job.unique is not None})
 
 
-def _holder(row: Any) -> Holder:
-    state = None if row["state"] is None else State(row["state"])
-    return Holder(row["job"], row["digest"], Until(row["until"]), row["expires_at"], state, row["has_started"])
+def _holder(
+    job: UUID, digest: bytes, until: int, expires_at: Instant | None, state: int | None, has_started: bool
+) -> Holder:
+    return Holder(job, digest, Until(until), expires_at, None if state is None else State(state), has_started)
 
 
 COLUMNS = tuple(re.findall(r"\w+", STATEMENTS["copy_jobs"].partition("fairlane.jobs (")[2].partition(")")[0]))
@@ -211,25 +204,15 @@ _int64 = Layout(">iq").pack
 _length = Layout(">i").pack
 
 
-class _Bell(Struct, eq=False):
-    """Jobs of a batch that are of one lane, and either ready or, where they bring numbers along, due later."""
-
-    job: NewJob
-    first: int
-    """The place of the first of them in the batch, counted from 1."""
-    count: int = 0
-    given: dict[str, float] | None = None
-    """The numbers that the last of them brings along."""
-    given_place: int | None = None
-
-
 class _Kind(Struct, eq=False):
     """Jobs of a batch that differ in their ids and payloads only."""
 
     job: NewJob
-    bell: _Bell | None
-    """None: they are due later, and bring no numbers."""
     is_ready: bool
+    first: int
+    """The place of the first of them in the batch, counted from 1."""
+    last: int = 0
+    count: int = 0
     rest: bytes = b""
     """What follows the payload in their rows."""
 
@@ -242,25 +225,36 @@ async def copy_in(
         # Whether they are ready is to be known before bells are rung for them. A time of day goes by the wall clock.
         found = await connection.fetchrow(STATEMENTS["select_time"], now)
         assert found is not None
-        now = found["now"]
-        jobs = [job if job.run_at is None else replace(job, run_at=job.run_at + found["ahead"]) for job in jobs]
+        now, ahead = found
+        jobs = [job if job.run_at is None else replace(job, run_at=job.run_at + ahead) for job in jobs]
     kinds = _kinds_of(jobs, now)
     distinct = list(dict.fromkeys(kinds))
-    told = await connection.fetchrow(STATEMENTS["ring"], now, is_callers, len(jobs), *_rung(distinct, queues))
-    assert told is not None
+    counted = [
+        [queues[kind.job.queue] for kind in distinct],
+        [kind.job.lane for kind in distinct],
+        [kind.job.priority for kind in distinct],
+        [encode(kind.job.lane_keys) for kind in distinct],
+        [kind.is_ready for kind in distinct],
+        [kind.count for kind in distinct],
+        [kind.first for kind in distinct],
+        [kind.last for kind in distinct],
+        [None if kind.job.given is None else encode(kind.job.given) for kind in distinct],
+    ]
+    row = await connection.fetchrow(STATEMENTS["ring"], now, is_callers, len(jobs), *counted)
+    assert row is not None
+    at, positions, _ = row
     for kind in distinct:
-        kind.rest = _rest_of_row(kind.job, queues[kind.job.queue], told["now"], is_ready=kind.is_ready)
-    stream = _stream(jobs, told["positions"], kinds)
+        kind.rest = _rest_of_row(kind.job, queues[kind.job.queue], at, is_ready=kind.is_ready)
+    stream = _stream(jobs, positions, kinds)
     await connection.copy_to_table("jobs", schema_name="fairlane", columns=COLUMNS, source=stream, format="binary")
 
 
 def _kinds_of(jobs: Sequence[NewJob], now: Instant | None) -> list[_Kind]:
-    """The kind of each job. On the way, every bell counts the jobs that it is rung for."""
+    """The kind of each job; each kind has counted its jobs."""
     kinds: dict[tuple[Any, ...], _Kind] = {}
-    bells: dict[tuple[bytes, bool], _Bell] = {}
     found = []
     for place, job in enumerate(jobs, start=1):
-        # A lane says which queue, which priority and which keys tell it apart.
+        # A lane stands for its queue, its priority and the keys that it is made of.
         alike = (
             job.lane,
             job.task,
@@ -274,15 +268,9 @@ def _kinds_of(jobs: Sequence[NewJob], now: Instant | None) -> list[_Kind]:
         )
         kind = kinds.get(alike)
         if kind is None:
-            bell, is_ready = None, _is_ready(job, now)
-            if is_ready or job.given is not None:
-                which = job.lane, is_ready
-                bell = bells.get(which) or bells.setdefault(which, _Bell(job, place))
-            kind = kinds[alike] = _Kind(job, bell, is_ready)
-        if kind.bell is not None:
-            kind.bell.count += kind.is_ready
-            if job.given is not None:
-                kind.bell.given, kind.bell.given_place = job.given, place
+            kind = kinds[alike] = _Kind(job, _is_ready(job, now), place)
+        kind.count += 1
+        kind.last = place
         found.append(kind)
     return found
 
@@ -291,27 +279,6 @@ def _is_ready(job: NewJob, now: Instant | None) -> bool:
     if job.run_at is not None:
         return now is not None and job.run_at <= now
     return job.delay is None or job.delay <= 0
-
-
-def _rung(kinds: Sequence[_Kind], queues: Mapping[str, int]) -> list[list[Any]]:
-    """The bells, and how many waiters of each queue are wanted, as `ring` takes them."""
-    bells = list(dict.fromkeys(kind.bell for kind in kinds if kind.bell is not None))
-    wanted: dict[int, int] = {queues[kind.job.queue]: 1 for kind in kinds if not kind.is_ready}
-    for bell in bells:
-        queue = queues[bell.job.queue]
-        wanted[queue] = wanted.get(queue, 0) + bell.count
-    return [
-        [queues[bell.job.queue] for bell in bells],
-        [bell.job.lane for bell in bells],
-        [bell.job.priority for bell in bells],
-        [encode(bell.job.lane_keys) for bell in bells],
-        [bell.count for bell in bells],
-        [bell.first for bell in bells],
-        [None if bell.given is None else encode(bell.given) for bell in bells],
-        [bell.given_place for bell in bells],
-        list(wanted),
-        list(wanted.values()),
-    ]
 
 
 def _rest_of_row(job: NewJob, queue: int, now: Instant, *, is_ready: bool) -> bytes:
@@ -338,10 +305,10 @@ def _rest_of_row(job: NewJob, queue: int, now: Instant, *, is_ready: bool) -> by
 def _lane_of_row(
     lane: bytes, task: str, lane_keys: tuple[tuple[str, str | None], ...], *keys: tuple[str, str | None]
 ) -> bytes:
-    told = dict(lane_keys)
-    is_usual = told == {**dict(keys), "task": task}
-    told_apart = None if is_usual else JSONB + encode(told).encode()
-    return _bytes(lane) + _text(task) + _bytes(JSONB + encode(dict(keys)).encode()) + _bytes(told_apart)
+    of_lane = dict(lane_keys)
+    is_usual = of_lane == {**dict(keys), "task": task}
+    stored = None if is_usual else JSONB + encode(of_lane).encode()
+    return _bytes(lane) + _text(task) + _bytes(JSONB + encode(dict(keys)).encode()) + _bytes(stored)
 
 
 def _bytes(value: bytes | None) -> bytes:
@@ -396,7 +363,7 @@ class Gathering:
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._waiting.append((job, waiter))
         if not self._is_starting and self._under_way < STATEMENTS_AT_ONCE:
-            # It begins once everybody has run who is about to: those who are told together come back together.
+            # It begins once every task that is ready has run: producers that were answered together enqueue together.
             self._is_starting = True
             self._under_way += 1
             started = asyncio.create_task(self._run())
@@ -427,7 +394,7 @@ class Gathering:
         return taken
 
     async def _write(self, together: Sequence[tuple[NewJob, Waiter]], *, was_tried: bool = False) -> None:
-        """Store these jobs, in one transaction if nothing speaks against any of them, and tell their producers."""
+        """Store these jobs, in one transaction if none of them is refused, and answer their producers."""
         batch = [job for job, _ in together]
 
         async def attempt(connection: Connection, is_repeated: bool) -> None:
@@ -440,18 +407,18 @@ class Gathering:
             await self._connections.again(attempt)
         except Exception as error:
             if len(together) > 1 and isinstance(error, DuplicateJob | InvalidJob):
-                # The fault of one of them. Whether an earlier try of all has committed, each can tell for itself.
+                # The fault of one of them. Whether an earlier try of all has committed, each finds out by itself.
                 for each in together:
                     await self._write([each], was_tried=was_tried)
             else:
                 for _, waiter in together:
-                    _tell(waiter, error)
+                    _answer(waiter, error)
         else:
             for _, waiter in together:
-                _tell(waiter)
+                _answer(waiter)
 
 
-def _tell(waiter: Waiter, error: Exception | None = None) -> None:
+def _answer(waiter: Waiter, error: Exception | None = None) -> None:
     if waiter.done():
         return  # cancelled; its job is stored all the same, or not
     if error is None:

@@ -80,7 +80,7 @@ select fairlane.stored_ahead(), fairlane.stored_latest()
 select current_database()::text as name, to_regnamespace('fairlane')::oid::text as schema,
     extract(epoch from pg_postmaster_start_time())::text as server,
     '\x00ff'::bytea as bytea, '0198c0de-0000-7000-8000-000000000000'::uuid as uuid, 1::bigint as bigint, 1::integer as integer,
-    1::smallint as smallint, true as boolean, '{"a": 1}'::jsonb as jsonb
+    1::smallint as smallint, true as boolean
 
 -- name: has_migrations
 select to_regclass('fairlane.migrations') is not null
@@ -121,8 +121,7 @@ order by name
 -- name: enqueue
 -- Store jobs, ring one bell for each lane, and wake at most one waiter for each job. An id that is there already fails
 -- the whole statement, and nothing of it is stored.
--- $1 now or null, $2 whether in the caller's transaction, $3 jobs, $4 what each declares for its death, $5 the numbers
--- that each brings along, $6 their contexts: of these, nothing at all if none has any
+-- $1 now or null, $2 whether in the caller's transaction, $3 jobs
 with
 clock as materialized (
     select fairlane.instant($1::bigint) as now, fairlane.ahead($1) as ahead
@@ -133,9 +132,7 @@ given as (
     cross join lateral (
         -- A time of day goes by the wall clock.
         select u.*, coalesce(u.run_at + clock.ahead, clock.now + u.delay) as due
-        -- Arrays beside the jobs: producers of an older version know `new_job` as it was. Where they end, nulls follow.
-        from unnest($3::fairlane.new_job[], $4::bytea[], $5::text[], $6::text[]) as u (id, queue_id, task, priority, lane,
-            lane_keys, keys, payload, max_attempts, delay, run_at, on_dead, given, context)
+        from unnest($3::fairlane.new_job[]) u
     ) g
 ),
 placed as (
@@ -146,7 +143,7 @@ stored as (
     insert into fairlane.jobs (id, position, enqueued_at, ready_at, queue_id, max_attempts, priority, state, lane, task,
         keys, lane_keys, payload, due_at, on_dead, given, given_by, context)
     select id, position, now, now, queue_id, max_attempts, priority, case when due_at is null then 1 else 0 end, lane, task,
-        keys, lane_keys, payload, due_at, on_dead, given, case when given is not null then position end, context
+        keys::jsonb, lane_keys::jsonb, payload, due_at, on_dead, given, case when given is not null then position end, context
     from placed
     returning queue_id, lane, priority, position, ready_at, state, fairlane.keys_of_lane(lane_keys, keys, task) as keys,
         given
@@ -184,9 +181,9 @@ from wanted
 -- name: ring
 -- As `enqueue`, for jobs whose rows this transaction copies in next: take their positions, ring their lanes' bells, wake waiters.
 -- Keys come as text: the connection may be a caller's who has jsonb written in another way.
--- $1 now or null, $2 whether in the caller's transaction, $3 how many jobs; of each bell $4 queue, $5 lane, $6 priority, $7
--- keys, $8 how many jobs, $9 the place of the first of them, $10 the numbers that they bring along and $11 the place of the job
--- that brings them; $12 queues and $13 how many waiters of each
+-- $1 now or null, $2 whether in the caller's transaction, $3 how many jobs; of each kind of jobs that are alike $4 queue, $5 lane,
+-- $6 priority, $7 keys, $8 whether they are ready, $9 how many, $10 and $11 the places of the first and the last of them, $12 the
+-- numbers that they bring along
 with
 clock as materialized (
     select fairlane.instant($1::bigint) as now
@@ -194,17 +191,31 @@ clock as materialized (
 taken as materialized (
     select array(select nextval('fairlane.positions') from generate_series(1, $3::integer)) as positions
 ),
+kinds as materialized (
+    select *
+    from unnest(
+        $4::integer[], $5::bytea[], $6::smallint[], $7::text[], $8::boolean[], $9::integer[], $10::integer[], $11::integer[],
+        $12::text[]
+    )
+        as k (queue_id, lane, priority, keys, is_ready, jobs, first, last, given)
+),
 rung as (
+    -- Jobs that are due later ring for their numbers alone: they hold from now on.
     insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given, given_by)
-    select b.queue_id, b.lane, b.priority, b.keys, b.count, taken.positions[b.place], clock.now, b.given,
+    select b.queue_id, b.lane, b.priority, b.keys::jsonb, b.jobs, taken.positions[b.first], clock.now, b.given,
         taken.positions[b.given_place]
     from clock
     cross join taken
-    cross join unnest(
-        $4::integer[], $5::bytea[], $6::smallint[], $7::text[]::jsonb[], $8::integer[], $9::integer[], $10::text[],
-        $11::integer[]
-    )
-        as b (queue_id, lane, priority, keys, count, place, given, given_place)
+    cross join (
+        select k.queue_id, k.lane, k.priority, k.keys, min(k.first) as first,
+            case when k.is_ready then sum(k.jobs) else 0 end as jobs,
+            (array_agg(k.given order by k.last desc) filter (where k.given is not null))[1] as given,
+            max(k.last) filter (where k.given is not null) as given_place
+        from kinds k
+        where k.is_ready or k.given is not null
+        group by k.queue_id, k.lane, k.priority, k.keys, k.is_ready
+    ) b
+    order by b.first
 ),
 woken as (
     select sum(case
@@ -216,7 +227,12 @@ woken as (
             then fairlane.nudge(queue_id, most)
         else 0
     end) as told
-    from unnest($12::integer[], $13::bigint[]) as wanted (queue_id, most)
+    from (
+        select k.queue_id, coalesce(sum(k.jobs) filter (where k.is_ready), 0) + least(1, count(*) filter (where not k.is_ready))
+            as most
+        from kinds k
+        group by k.queue_id
+    ) wanted
 )
 select clock.now, taken.positions, woken.told
 from clock
@@ -234,7 +250,7 @@ from stdin (format binary)
 select count(*) = cardinality($1)
 from unnest($1::fairlane.new_job[]) u
 cross join lateral (select j.* from fairlane.jobs j where j.id = u.id limit 1) j
-where j.queue_id = u.queue_id and j.task = u.task and j.lane = u.lane and j.keys = u.keys and j.payload = u.payload
+where j.queue_id = u.queue_id and j.task = u.task and j.lane = u.lane and j.keys = u.keys::jsonb and j.payload = u.payload
 
 -- name: lock_uniques
 -- Nobody else decides on these keys until this transaction has ended. In the order of the ids: no two ever deadlock.

@@ -409,22 +409,16 @@ class Done(msgspec.Struct, frozen=True):
 class Passenger:
     """Settlements on their way with a claim."""
 
-    __slots__ = ("_answer", "done")
+    __slots__ = ("answer", "done")
 
     def __init__(self, done: Done) -> None:
         self.done = done
-        self._answer: asyncio.Future[list[UUID] | None] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[list[UUID] | None] = asyncio.get_running_loop().create_future()
 
     def arrived(self, lost: list[UUID] | None) -> None:
         """They are settled, but for those whose claim was lost; `None`: nobody knows. Only the first word counts."""
-        if not self._answer.done():
-            self._answer.set_result(lost)
-
-    async def answer(self) -> list[UUID]:
-        lost = await self._answer
-        if lost is None:
-            raise StoreUnavailable("the claim that was to settle these jobs as well was broken off")
-        return lost
+        if not self.answer.done():
+            self.answer.set_result(lost)
 
 
 class Carriage:
@@ -474,4 +468,8 @@ class Carriage:
             is_left = self._waiting is passenger
             if is_left:
                 self._waiting = None
-        return None if is_left else await passenger.answer()
+        if is_left:
+            return None
+        if (lost := await passenger.answer) is None:
+            raise StoreUnavailable("the claim that was to settle these jobs as well was broken off")
+        return lost

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Sequence
 from datetime import timedelta
-from typing import Any, Literal, TypeVar, cast
+from inspect import isawaitable
+from operator import attrgetter
+from typing import Any, Literal, TypeVar
 from uuid import UUID
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 from asyncpg import Record
 from asyncpg.pool import PoolConnectionProxy
@@ -17,28 +19,28 @@ from fairlane.errors import ConfigurationError
 from fairlane.job import Claim, JobRecord, NewJob
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement
+from fairlane.store import policies
 from fairlane.store.boards import QueueTime
 from fairlane.store.health import ConnectionLimit, Health, HorizonHolder, PostgresHealth, TableHealth
 from fairlane.store.postgres import jobs
-from fairlane.store.postgres.caller_transactions import OwnJson, borrowed, check_types, reads_own_json, speaking
-from fairlane.store.postgres.claim_lock import QueueHandle, Scheduling
-from fairlane.store.postgres.claims import Asked, Claimer
+from fairlane.store.postgres.caller_transactions import borrowed, check_types, speaking
+from fairlane.store.postgres.claims import Claimer, QueueHandle, Scheduling
 from fairlane.store.postgres.connections import (
     STATEMENTS,
     Connection,
     Connections,
     StoreClock,
+    answer,
+    driven,
     hang_up,
+    perform,
 )
 from fairlane.store.postgres.jobs import Gathering
-from fairlane.store.postgres.procedures import Driver, perform
-from fairlane.store.postgres.results import ResultListener
 from fairlane.store.postgres.settlements import Settler, claims_beside
-from fairlane.store.postgres.wakeups import PostgresListener
-from fairlane.store.procedures import Terms, Work
+from fairlane.store.postgres.wakeups import PostgresListener, ResultListener
+from fairlane.store.procedures import Enqueue, OnBoard, Procedure, Question, StoreValue, Work
 from fairlane.store.protocol import (
-    Adopted,
-    Choice,
+    Asked,
     Claimed,
     Landings,
     Listener,
@@ -48,8 +50,7 @@ from fairlane.store.protocol import (
     Store,
     WorkerIdentity,
 )
-from fairlane.store.results import forever
-from fairlane.store.rows import claim_of
+from fairlane.store.rows import no_such_queue
 from fairlane.store.scripts import Schema
 
 T = TypeVar("T")
@@ -58,6 +59,79 @@ Isolation = Literal["repeatable_read"] | None
 HOLDERS = 10
 """Of old snapshots, the longest held."""
 SCHEMA = Schema.of("postgresql")
+
+
+class Driver:
+    """Answers a procedure on one connection; with the boards of queues whose claim locks it holds."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        clock: StoreClock,
+        locked: Sequence[Scheduling],
+        numbers: dict[str, int],
+        memory: dict[Any, Any],
+    ) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._boards = {board.queue.name: board for board in locked}
+        self._numbers = numbers
+        """Of queues that are known: they never change."""
+        self._memory = memory
+        self._moment: Instant | None = None
+        """Whatever is asked after the time is of that time."""
+
+    async def perform(self, procedure: Procedure[T]) -> T:
+        return await driven(procedure, self.answer)
+
+    async def answer(self, asked: Question) -> Any:
+        connection = self._connection
+        match asked:
+            case Enqueue(new):
+                queues = {name: await self._number(name) for name in {job.queue for job in new}}
+                # As in a caller's transaction: it ends later than the statement.
+                return await jobs.insert(connection, new, queues, self._now, is_callers=True)
+            case OnBoard(queue, "number"):
+                return await self._number(queue)
+            case OnBoard(queue, action, parameters):
+                found: Any = attrgetter(action)(await self._board(queue))(*parameters)
+                if isinstance(found, Generator):
+                    return await self.perform(found)
+                return await found if isawaitable(found) else found
+            case StoreValue("now"):
+                return self._now
+            case StoreValue("time"):
+                return await self._time()
+            case StoreValue():
+                return self._memory
+        return await answer(connection, asked)
+
+    @property
+    def _now(self) -> Instant | None:
+        return self._clock.parameter() if self._moment is None else self._moment
+
+    async def _time(self) -> QueueTime:
+        time = self._clock.given()
+        if time is None:
+            time = QueueTime(*await self._connection.fetchrow(STATEMENTS["select_time"], None) or (0, 0))
+        self._moment = time.now
+        return time
+
+    async def _board(self, queue: str) -> Scheduling:
+        """A look at a queue's board, where its lock is not held."""
+        if queue not in self._boards:
+            number = await self._number(queue) if queue else 0
+            handle = QueueHandle(queue, number, "", "", "", "")
+            self._boards[queue] = Scheduling(self._connection, handle, self._now)
+        return self._boards[queue]
+
+    async def _number(self, queue: str) -> int:
+        if queue not in self._numbers:
+            number: int | None = await self._connection.fetchval(STATEMENTS["select_queue_id"], queue)
+            if number is None:
+                raise no_such_queue(queue)
+            self._numbers[queue] = number
+        return self._numbers[queue]
 
 
 class PostgresStore(Store):
@@ -73,15 +147,21 @@ class PostgresStore(Store):
     ) -> None:
         self._connections = Connections(url, application_name)
         self._clock = StoreClock(clock)
-        self._claimer = Claimer(self._connections, self._clock, self._add_some_up, durable=durable_claims)
+        self._claimer = Claimer(
+            self._connections,
+            self._clock,
+            durable=durable_claims,
+            add_up=self._add_some_up,
+            end_overrides=lambda queue: self.run(policies.end_expired(queue)),
+        )
         self._settler = Settler(self._connections, self._clock, self._queue_number, self._claimer.carriage)
         self._queue_numbers: dict[str, int] = {}
         self._gathering = Gathering(self._connections, self._clock, self._queue_numbers)
         self._memory: dict[Any, Any] = {}
         self._database: Record | None = None
-        self._known: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-        """Connections of callers that were found to be to our database, and whether they write JSON in another way."""
-        self._results = ResultListener(self._connections)
+        self._known: WeakSet[Any] = WeakSet()
+        """Connections of callers that were found to be to our database."""
+        self._results = ResultListener(self._connections, self.job, self._clock.sleep_until)
 
     async def open(self) -> None:
         await self._connections.open()
@@ -139,6 +219,7 @@ class PostgresStore(Store):
     ) -> dict[UUID, Conflict]:
         if not new:
             return {}
+        progress = progress or (lambda _: None)
         queues = self._queue_numbers
         for job in new:
             if job.queue not in queues:
@@ -150,8 +231,7 @@ class PostgresStore(Store):
         # A unique key or an id of one's own may have to wait for another transaction, and others not with it.
         if len(new) == 1 and new[0].unique is None and not new[0].is_named:
             await self._gathering.store(new[0])
-            if progress is not None:
-                progress(1)
+            progress(1)
             return {}
         return await self._connections.again(
             lambda connection, is_repeated: jobs.insert(
@@ -164,53 +244,38 @@ class PostgresStore(Store):
         known = getattr(connection, "driver", connection)
         is_proxy = isinstance(known, PoolConnectionProxy)  # from a pool: a new one at every use
         if not is_proxy and known in self._known:
-            return cast("Connection", OwnJson(connection)) if self._known[known] else connection
+            return connection
         if self._database is None:
             self._database = await self._ask(lambda own: own.fetchrow(STATEMENTS["select_database"]))
         here, there = self._database, await connection.fetchrow(STATEMENTS["select_database"])
         assert here is not None
         assert there is not None
-        if any(here[name] != there[name] for name in ("name", "schema", "server")):
+        if here[:3] != there[:3]:
             raise ConfigurationError(
-                f"tx= is a connection to the database {there['name']!r}, which is not the one that this app uses "
-                f"({here['name']!r}); jobs are stored beside your rows only where both are in one database"
+                f"tx= is a connection to the database {there[0]!r}, which is not the one that this app uses "
+                f"({here[0]!r}); jobs are stored beside your rows only where both are in one database"
             )
-        check_types(here, there)
-        has_own_json = reads_own_json(connection, here, there)
+        check_types(here[3:], there[3:])
         if not is_proxy:
-            self._known[known] = has_own_json
-        return cast("Connection", OwnJson(connection)) if has_own_json else connection
+            self._known.add(known)
+        return connection
 
     async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
         now = self._clock.parameter()
         return (await self._ask(lambda connection: jobs.foreseen(connection, new, now))).conflicts
 
-    async def claim(
-        self,
-        queue: str,
-        want: Callable[[], int],
-        *,
-        worker: WorkerIdentity,
-        lease: timedelta,
-        listener: Listener | None = None,
-        start_lag: int = 0,
-        ahead: int | None = None,
-        others: Sequence[str] = (),
-        chose: Callable[[Choice], None] | None = None,
-    ) -> Claimed:
-        if listener is not None and not isinstance(listener, PostgresListener):
-            raise ConfigurationError(f"listener={type(listener).__name__} is not of this store; take it from listen()")
-        asked = Asked(want, worker, microseconds(lease), listener, start_lag, ahead, chose)
-        queues = [await self._claimer.queue(name) for name in (queue, *others)]
+    async def claim(self, queue: str, want: Callable[[], int], **options: Any) -> Claimed:
+        asked = Asked(want=want, **options)
+        queues = [await self._claimer.queue(name) for name in (queue, *asked.others)]
         claimed = await self._claimer.claim(queues, asked)
         self._settler.claimed(claimed.lease, claimed.claims)
         return claimed
 
+    def _holds(self, lease: UUID, claims: Sequence[Claim]) -> None:
+        self._settler.claimed(lease, claims)
+
     async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
-        if not isinstance(listener, PostgresListener):
-            raise ConfigurationError(f"listener={type(listener).__name__} is not of this store; take it from listen()")
-        handle = await self._claimer.queue(queue)
-        return await self._claimer.look(handle, want, worker, listener)
+        return await self._claimer.look(await self._claimer.queue(queue), want, worker, listener)
 
     async def settle(
         self,
@@ -220,11 +285,11 @@ class PostgresStore(Store):
         tx: Any = None,
         landed: Landings | None = None,
     ) -> list[UUID]:
-        told = {} if landed is None else landed
-        if tx is not None:
-            async with self._lent(tx) as connection:
-                return await self._settler.settle_in(connection, settlements, told)
-        return await self._settler.settle(settlements, told, was_tried=is_repeated)
+        landed = {} if landed is None else landed
+        if tx is None:
+            return await self._settler.settle(settlements, landed, was_tried=is_repeated)
+        async with self._lent(tx) as connection:
+            return await self._settler.settle_in(connection, settlements, landed)
 
     async def renew(self, leases: Sequence[UUID], lease: timedelta) -> Renewed:
         given = (self._clock.parameter(), leases, microseconds(lease), *self._clock.expected())
@@ -236,36 +301,6 @@ class PostgresStore(Store):
         gone = [each for each in leases if each not in held]
         self._settler.gone(gone)
         return Renewed(gone, row["cancelled"])
-
-    async def adopt(
-        self,
-        job: UUID,
-        lease: UUID,
-        own: UUID,
-        *,
-        tasks: Sequence[str],
-        worker: WorkerIdentity,
-        lease_for: timedelta,
-    ) -> Adopted | None:
-        row = await self._connections.again(
-            lambda connection, _: connection.fetchrow(
-                STATEMENTS["adopt"],
-                self._clock.parameter(),
-                job,
-                lease,
-                own,
-                worker.id,
-                worker.name,
-                microseconds(lease_for),
-                list(tasks),
-            )
-        )
-        if row is None:
-            return None
-        *columns, claimed_at, queue, now, ahead = row
-        claim = claim_of(columns, own, queue, claimed_at)
-        self._settler.claimed(own, [claim])
-        return Adopted(claim, self._clock.given() or QueueTime(now, ahead))
 
     async def claims_beside(self, worker: UUID, leases: Collection[UUID]) -> list[Claim]:
         return await self._ask(lambda connection: claims_beside(connection, worker, leases))
@@ -293,11 +328,7 @@ class PostgresStore(Store):
         return await self._ask(look)
 
     async def wait_until_ended(self, job: UUID, until: Instant | None) -> JobRecord:
-        record = await self.job(job)
-        if record.state.is_final:
-            return record
-        alarm = forever if until is None else lambda: self._clock.sleep_until(until)
-        return await self._results.ended(job, lambda: self.job(job), alarm)
+        return await self._results.ended(job, until)
 
     async def _queue_number(self, name: str) -> int:
         return (await self._claimer.queue(name)).id
@@ -323,7 +354,7 @@ class PostgresStore(Store):
         if terms.locks:
             # Never in the caller's transaction: the state of a queue is nobody's to roll back.
             handles = [await self._claimer.queue(queue) for queue in work.queues]
-            async with self._locked(handles, terms) as schedulings:
+            async with self._claimer.locked(*handles, durable=terms.is_durable, keeps=terms.keeps) as schedulings:
                 connection = schedulings[0].connection
                 driver = Driver(connection, self._clock, schedulings, self._queue_numbers, self._memory)
                 return await driver.perform(work.make())
@@ -334,16 +365,6 @@ class PostgresStore(Store):
             return await self._connections.again(attempt)
         async with self._connections.session() as connection:
             return await attempt(connection, False)
-
-    @contextlib.asynccontextmanager
-    async def _locked(self, queues: Sequence[QueueHandle], terms: Terms) -> AsyncIterator[list[Scheduling]]:
-        """A transaction that holds the claim locks of these queues."""
-        if len(queues) == 1:
-            async with self._claimer.locked(queues[0], durable=terms.is_durable, keeps=terms.keeps) as scheduling:
-                yield [scheduling]
-        else:
-            async with self._claimer.locked_together(queues) as schedulings:
-                yield schedulings
 
     @contextlib.asynccontextmanager
     async def _lent(self, tx: Any) -> AsyncIterator[Connection]:

@@ -71,7 +71,7 @@ where queue = ?
 {gates}
 where queue = ?
 
--- name: upsert_flow
+-- name: put_flows
 insert into flows (queue, id, key, weight, vtime, tie, cost, debt, open, shut, standing, gate, given_by, given_at)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (queue, id) do update
@@ -79,14 +79,14 @@ set weight = excluded.weight, vtime = excluded.vtime, tie = excluded.tie, cost =
     open = excluded.open, shut = excluded.shut, standing = excluded.standing, gate = excluded.gate,
     given_at = iif(given_by = excluded.given_by, given_at, excluded.given_at), given_by = excluded.given_by
 
--- name: upsert_lane
+-- name: put_lanes
 insert into lanes (queue, id, flow, priority, keys, ready, in_flight, floor, rank, standing, gate, tag, head)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (queue, id) do update
 set flow = excluded.flow, ready = excluded.ready, in_flight = excluded.in_flight, floor = excluded.floor,
     rank = excluded.rank, standing = excluded.standing, gate = excluded.gate, tag = excluded.tag, head = excluded.head
 
--- name: upsert_gate
+-- name: put_gates
 insert into gates (queue, id, "limit", key, in_flight, tat, waiting, awake, wake_at, memo, value, given_by)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 on conflict (queue, id) do update
@@ -101,6 +101,7 @@ set vtime = ?, cursor = ?, cursor_tie = ?, tie = ?, cost = ?, ready = ready + ?,
 where id = ?
 
 -- name: insert_delta
+-- Append a change to the journal.
 insert into journal (queue, seq, token, delta, told)
 values (?, ?, ?, ?, ?)
 
@@ -115,10 +116,10 @@ order by seq
 select exists (select 1 from journal where queue = ? and seq = ? and token = ?)
 
 -- name: store_journal
--- The tables hold every change up to this one. ?1 the change, ?2 queue
+-- The tables hold every change up to this one. ?1 queue, ?2 the change
 update queues
-set base = stored, stored = ?1
-where id = ?2
+set base = stored, stored = ?2
+where id = ?1
 
 -- name: delete_deltas
 -- Those who know a state since the last checkpoint can still catch up.
@@ -128,10 +129,10 @@ where queue = ?1
   and (told is null or seq <= (select counted from queue_figures where queue = ?1))
 
 -- name: seal_journal
--- The tables are being worked on: whoever remembers anything reads them again. ?1 a token, ?2 queue
+-- The tables are being worked on: whoever remembers anything reads them again. ?1 queue, ?2 a token
 update queues
-set seq = seq + 1, token = ?1, base = seq + 1, stored = seq + 1
-where id = ?2
+set seq = seq + 1, token = ?2, base = seq + 1, stored = seq + 1
+where id = ?1
 
 -- name: note_told
 -- What the change that sealed the journal tells.
@@ -141,20 +142,29 @@ from queues
 where id = ?1
 
 -- name: replace_state
--- The board was made anew.
+-- The board was made anew. ?1 queue, ?2 to ?6 its state, ?7 ready, ?8 running, ?9 parked
 update queues
-set vtime = ?, cursor = ?, cursor_tie = ?, tie = ?, cost = ?, ready = ?, running = ?, parked = ?
-where id = ?
+set vtime = ?2, cursor = ?3, cursor_tie = ?4, tie = ?5, cost = ?6, ready = ?7, running = ?8, parked = ?9
+where id = ?1
+
+-- name: note_removed
+-- Collection has removed lanes: the queue no longer counts what they counted. ?1 queue, ?2 change, ?3 token, ?4 and ?5 ready and running jobs that idle lanes counted
+update queues
+set seq = ?2, token = ?3, ready = ready - ?4, running = running - ?5
+where id = ?1
 
 -- name: delete_flows
+-- All flows of a queue: its board is made anew.
 delete from flows
 where queue = ?
 
 -- name: delete_lanes
+-- All lanes of a queue: its board is made anew.
 delete from lanes
 where queue = ?
 
 -- name: delete_gates
+-- All gates of a queue: its board is made anew.
 delete from gates
 where queue = ?
 

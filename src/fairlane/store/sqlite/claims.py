@@ -2,67 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from uuid import UUID, uuid4
 
 import msgspec
 from msgspec.structs import astuple
 
-from fairlane.clock import Instant
+from fairlane.clock import Instant, microseconds
 from fairlane.job import SUSPECT_FROM, Claim
-from fairlane.policy.overrides import Overrides
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.journal import (
-    FORMAT,
-    Delta,
-    Mark,
-    Removed,
-    decode_delta,
-    encode_delta,
-    encode_removed,
-    encode_tally,
-    moves,
-)
+from fairlane.scheduler import rebuild
+from fairlane.scheduler.journal import FORMAT, Mark, decode_delta, encode_delta, encode_tally, moves
 from fairlane.scheduler.plan import paces_of
-from fairlane.scheduler.rebuild import Rebuilt
 from fairlane.scheduler.resident import Found, ResidentBoard
 from fairlane.scheduler.snapshot import (
     Arrival,
     Ask,
     Events,
     Forced,
-    GateRow,
     Head,
     Plan,
     QueueRow,
     Release,
+    Ring,
+    SharedGateRow,
+    SharedRelease,
     Start,
 )
+from fairlane.store import boards
 from fairlane.store.boards import MOST_WHOLE, Raced, as_read
+from fairlane.store.procedures import driven
 from fairlane.store.protocol import (
     FOLD_AT_MOST,
     LANES_PER_SCANNED_FLOW,
     PROMOTE_AT_MOST,
     RELEASES_AT_MOST,
+    Asked,
     Claimed,
     Looked,
     WorkerIdentity,
 )
 from fairlane.store.rows import (
     claim_of,
-    decode_limit,
-    decode_overrides,
+    decode_keys,
+    decode_policy,
     encode,
-    flow_parameters,
+    flow_of,
+    gate_of,
     gate_parameters,
     journal_too_new,
-    lane_parameters,
+    lane_of,
+    no_such_queue,
 )
-from fairlane.store.sqlite import rows, shared_limits
+from fairlane.store.sqlite import rows
 from fairlane.store.sqlite.database import Transaction
-
-T = TypeVar("T")
 
 
 class QueueInForce(msgspec.Struct, frozen=True):
@@ -79,135 +73,291 @@ class QueueInForce(msgspec.Struct, frozen=True):
     state: QueueRow
 
 
-_policies: dict[str, Policy] = {}
-MOST_POLICIES = 1_000
-"""Policies that are kept decoded."""
-
-
-def load_queue(tx: Transaction, name: str) -> QueueInForce | None:
+def load_queue(tx: Transaction, name: str) -> QueueInForce:
+    """A queue by its name, or `UnknownQueue`."""
     row = tx.one("select_queue", name)
     if row is None:
-        return None
-    number, text, digest, version, applied_at, amended, seq, token, stored, base, format, *state = row
-    key = f"{name}/{digest}/{amended}"
-    stored_policy = _known_policy(key, lambda: Policy.decode(text).overridden(select_overrides(tx, number)))
-    policy = stored_policy
+        raise no_such_queue(name)
+    number, text, version, applied_at, amended, seq, token, stored, base, format, *state = row
+    overrides = tuple(document for (document,) in tx.all("select_overrides", number)) if amended else ()
+    policy = decode_policy(text, overrides, ())
     if policy.shared_limits:
-        limits = shared_limits.limits_in_force(tx, number)
-        policy = _known_policy(
-            "/".join([key, *limits.values()]),
-            lambda: stored_policy.with_shared({name: decode_limit(limit) for name, limit in limits.items()}),
-        )
+        shared = tuple(document for _, document in tx.all("select_shared_limits", number))
+        policy = decode_policy(text, overrides, shared)
     mark = Mark(seq, UUID(bytes=token))
     return QueueInForce(number, policy, version, applied_at, mark, stored, base, format, QueueRow(*state))
 
 
-def _known_policy(key: str, make: Callable[[], Policy]) -> Policy:
-    if key not in _policies:
-        if len(_policies) >= MOST_POLICIES:
-            _policies.clear()
-        _policies[key] = make()
-    return _policies[key]
+class Loaded(boards.Loaded):
+    """A queue as a claim finds it. Its events and its board are read once they are asked for."""
+
+    def __init__(self, tx: Transaction, queue: QueueInForce, now: Instant, *, is_looking: bool) -> None:
+        self._tx = tx
+        self.queue = queue
+        self._is_looking = is_looking
+        self.now = now
+        self.policy = queue.policy
+        self.policy_since = queue.applied_at
+        self.state = queue.state
+        self.mark = queue.mark
+        self.forced: list[Forced] = []
+
+    @cached_property
+    def _arrived(self) -> list[rows.Row]:
+        return self._tx.all("select_arrivals", self.queue.id, FOLD_AT_MOST)
+
+    @cached_property
+    def _released(self) -> list[rows.Row]:
+        return self._tx.all("select_releases", self.queue.id, RELEASES_AT_MOST)
+
+    @cached_property
+    def arrivals(self) -> list[Arrival]:  # type: ignore[override]
+        return [rows.arrival(row) for row in self._arrived]
+
+    @cached_property
+    def releases(self) -> list[Release]:  # type: ignore[override]
+        return [event for _, text in self._released for event in rows.releases(text)]
+
+    @property
+    def all_folded(self) -> bool:
+        """Nothing has happened that was not read."""
+        return len(self.arrivals) < FOLD_AT_MOST and len(self.releases) < RELEASES_AT_MOST
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._arrived or self._released)
+
+    def take_events(self) -> None:
+        """The events that were read are folded."""
+        if self._released:
+            self._tx.run("delete_releases", self.queue.id, self._released[-1][0])
+        if self._arrived:
+            self._tx.run("delete_arrivals", self.queue.id, self._arrived[-1][0])
+
+    @cached_property
+    def board(self) -> ResidentBoard:  # type: ignore[override]
+        """The board as it is now: what memory knows and what has changed since, or the tables and the journal."""
+        tx, queue = self._tx, self.queue
+        if queue.format != FORMAT:
+            raise journal_too_new(queue.policy.queue, queue.format)
+        board, after = None if self._is_looking else tx.boards.get(queue.id), queue.stored
+        mark = None if board is None else board.mark
+        # If a crash has lost a checkpoint and not the changes before it, we know too little of what is unwritten.
+        if board is not None and mark is not None and queue.stored >= board.stored and self._knows(mark):
+            after = mark.seq
+        elif self._is_looking:
+            board = ResidentBoard(queue.policy)  # who only looks asks for little
+        else:
+            # The tables hold the changes before. Laid over them again, a removal would take away what has come back.
+            board = self._read_board()
+        if after < queue.mark.seq:
+            for seq, token, delta in tx.all("select_deltas", queue.id, after):
+                board.apply(decode_delta(delta), Mark(seq, UUID(bytes=token)))
+        board.mark = queue.mark
+        board.wrote(queue.stored)
+        if board.policy is not queue.policy:
+            board.rebind(queue.policy)
+        if not self._is_looking:
+            tx.boards.put(queue.id, board)
+        return board
+
+    def _knows(self, mark: Mark) -> bool:
+        """Whether a board with this mark is of the past of this queue, as far as the journal goes."""
+        if mark == self.mark:
+            return True
+        queue = self.queue
+        return mark.seq >= queue.base and bool(self._tx.value("has_delta", queue.id, mark.seq, mark.token.bytes))
+
+    def _read_board(self) -> ResidentBoard:
+        tx, queue, most = self._tx, self.queue, MOST_WHOLE + 1
+        stored = Found(
+            [flow_of(row) for row in tx.some("select_all_flows", most, (), queue.id)],
+            [lane_of(row) for row in tx.some("select_all_lanes", most, (), queue.id)],
+            [gate_of(row) for row in tx.some("select_all_gates", most, (), queue.id)],
+        )
+        return as_read(queue.policy, stored, MOST_WHOLE)
 
 
-def select_overrides(tx: Transaction, queue: int) -> Overrides:
-    """What operators have changed."""
-    return decode_overrides(text for (text,) in tx.all("select_overrides", queue))
+class Sharing:
+    """Limits that a queue shares with others. There is one writer at a time: they need no lock beside the queue's."""
+
+    def __init__(self, tx: Transaction, queue: int) -> None:
+        self._tx = tx
+        self._queue = queue
+        self._names: dict[str, str | None] = {}
+
+    def fold_into(self, events: Events) -> Events:
+        """What a plan is to know of them: what was released there, and where others have left room."""
+        rung = [gate for (gate,) in self._tx.all("take_rings", self._queue)]
+        return msgspec.structs.replace(self._released(events, takes=True), rung=rung)
+
+    def look(self, policy: Policy, events: Events) -> tuple[Policy, Events]:
+        """The same for those who only look: what has happened stays where it is."""
+        return policy, self._released(events, takes=False)
+
+    def _released(self, events: Events, *, takes: bool) -> Events:
+        releases = []
+        for limit, _ in self._tx.all("select_shared_limits", self._queue):
+            found = self._tx.all("select_shared_releases", limit, RELEASES_AT_MOST)
+            if found and takes:
+                self._tx.run("delete_shared_releases", limit, found[-1][0])
+            releases += [SharedRelease(*row[1:]) for row in found]
+        shared = self.select({release.gate for release in releases})
+        return msgspec.structs.replace(events, shared=shared, shared_releases=releases)
+
+    def select(self, gates: Iterable[bytes]) -> list[SharedGateRow]:
+        """Shared gates by id, where they exist."""
+        found = (self._tx.one("select_shared_gate", gate) for gate in sorted(gates))
+        return [rows.shared_gate(row) for row in found if row is not None]
+
+    def walk(self, after: bytes, limit: int) -> list[SharedGateRow]:
+        """A stretch of the gates of these limits."""
+        return [rows.shared_gate(row) for row in self._tx.all("walk_shared_gates", self._queue, after, limit)]
+
+    def gates_of(self, limit: str) -> list[SharedGateRow]:
+        """All gates of a shared limit, by its name."""
+        return [rows.shared_gate(row) for row in self._tx.all("select_shared_gates_of_limit", limit)]
+
+    def learn_numbers(self, policy: Policy) -> None:
+        self._names = {bound.name: bound.limit.name for bound in policy.shared_limits}
+
+    def put(self, gates: Sequence[SharedGateRow], rings: Collection[Ring]) -> None:
+        """Store these gates, and let other queues look at theirs: one waiter each, who passes on what is left."""
+        tx, names = self._tx, self._names
+        known = [row for row in gates if row.limit in names]
+        tx.run_many("upsert_shared_gate", [(*rows.shared_gate_parameters(row), names[row.limit]) for row in known])
+        # Those whose limit has another scope now are there, or nobody could have left them.
+        retired = [row for row in gates if row.limit not in names]
+        tx.run_many("put_shared_counts", [(row.in_flight, rows.encode(row.contenders), row.id) for row in retired])
+        tx.run_many("insert_ring", [(ring.gate, ring.queue) for ring in rings if ring.gate is not None])
+        tx.woken.update({tx.value("select_queue_id", queue): 1 for queue in sorted({ring.queue for ring in rings})})
+
+    def running(self) -> list[rebuild.Claimed]:
+        """The jobs of the queue that run, and the gates that count them."""
+        return [
+            rebuild.Claimed(position, priority, decode_keys(keys), rows.split_shared(shared))
+            for position, priority, keys, shared in self._tx.all("select_claimed_of_queue", self._queue)
+        ]
+
+    def mark(self, found: Sequence[tuple[rebuild.Claimed, Sequence[SharedGateRow]]]) -> None:
+        """These jobs hold these gates too."""
+        marks = [(rows.join_shared((*job.shared, *(gate.id for gate in gates))), job.ref) for job, gates in found]
+        self._tx.run_many("mark_shared", marks)
 
 
-def queue_number(tx: Transaction, name: str) -> int:
-    """The number of a queue that is known."""
-    number: int = tx.value("select_queue_id", name) or 0
-    return number
+class Scheduling(boards.HeldBoard):
+    """A queue's board in a write transaction, or (`is_looking`) in one that leaves it as it is."""
 
+    def __init__(self, tx: Transaction, name: str, now: Instant, *, is_looking: bool = False) -> None:
+        self._tx = tx
+        self.name = name
+        self._now = now
+        self._is_looking = is_looking
+        self.boards = boards.Boards() if is_looking else tx.boards
 
-# The board.
+    @property
+    def queue(self) -> QueueInForce:
+        """Its row as it is by now, or `UnknownQueue`."""
+        return load_queue(self._tx, self.name)
 
+    @cached_property
+    def number(self) -> int:  # type: ignore[override]
+        return self.queue.id
 
-def board_of(tx: Transaction, queue: QueueInForce) -> ResidentBoard:
-    """The board as it is now: what memory knows and what has changed since, or the tables and the journal."""
-    board = tx.boards.get(queue.id)
-    mark = None if board is None else board.mark
-    # If a crash has lost a checkpoint and not the changes before it, we know too little of what is unwritten.
-    if board is not None and mark is not None and queue.stored >= board.stored and _knows(tx, queue, mark):
-        after = mark.seq
-    else:
-        # The tables hold the changes before. Laid over them again, a removal would take away what has come back since.
-        board, after = _read_board(tx, queue), queue.stored
-    _catch_up(tx, queue, board, after)
-    if board.policy is not queue.policy:
-        board.rebind(queue.policy)
-    tx.boards.put(queue.id, board)
-    return board
+    @cached_property
+    def sharing(self) -> Sharing:
+        return Sharing(self._tx, self.number)
 
+    def load(self) -> Loaded:
+        queue = self.queue
+        self.number = queue.id
+        return Loaded(self._tx, queue, self._now, is_looking=self._is_looking)
 
-def tail_of(tx: Transaction, queue: QueueInForce) -> ResidentBoard:
-    """What the tables do not hold, for those who only look: a board that asks them for the rest."""
-    board = ResidentBoard(queue.policy)
-    _catch_up(tx, queue, board, queue.stored)
-    return board
+    def in_force(self) -> tuple[Policy, Instant]:
+        return self.queue.policy, self._now
 
+    def ask(self, ask: Ask) -> Found:
+        """What the tables hold of it."""
+        return _found(self._tx, self.number if ask.is_of_board else 0, ask)
 
-def _knows(tx: Transaction, queue: QueueInForce, mark: Mark) -> bool:
-    """Whether a board with this mark is of the past of this queue, as far as the journal goes."""
-    if mark == queue.mark:
-        return True
-    return mark.seq >= queue.base and bool(tx.value("has_delta", queue.id, mark.seq, mark.token.bytes))
+    def forced(self, want: int) -> list[Forced]:
+        """Jobs that an operator wants to start next."""
+        found = self._tx.all("select_forced", self.number, want)
+        return [Forced(lane, Head(position, position, ready_at)) for lane, position, ready_at in found]
 
+    def plan(self, loaded: Loaded, want: int, *, lag: int = 0, ahead: int | None = None, listens: bool = False) -> Plan:
+        """Fold what has happened and start up to `want` jobs, on the board in memory: it is written, or forgotten."""
+        loaded.forced = self.forced(want) if want else []
+        board, events = loaded.board, loaded.events(loaded.forced)
+        board.mark = None
+        if loaded.policy.shared_limits:
+            events = self.sharing.fold_into(events)
+        return driven(board.claim(events, want, lag=lag, listens=listens, ahead=ahead), self.ask)
 
-def _catch_up(tx: Transaction, queue: QueueInForce, board: ResidentBoard, after: int) -> None:
-    if queue.format != FORMAT:
-        raise journal_too_new(queue.policy.queue, queue.format)
-    if after < queue.mark.seq:
-        for seq, token, delta in tx.all("select_deltas", queue.id, after):
-            board.apply(decode_delta(delta), Mark(seq, UUID(bytes=token)))
-    board.mark = queue.mark
-    board.wrote(queue.stored)
+    def write(self, loaded: Loaded, plan: Plan) -> None:
+        """Note what a plan has changed."""
+        tx, board, state = self._tx, loaded.board, plan.queue
+        loaded.take_events()
+        if plan.flows or plan.lanes or plan.gates or loaded.has_events or state != loaded.state:
+            mark, delta = Mark(loaded.mark.seq + 1, uuid4()), encode_delta(plan)
+            board.note(plan, mark)
+            tally = None if plan.tally is None else encode_tally(plan.tally)
+            tx.run("note_change", *astuple(state), *moves(plan), mark.seq, mark.token.bytes, self.number)
+            tx.run("insert_delta", self.number, mark.seq, mark.token.bytes, delta, tally)
+            tx.boards.noted(self.number, len(delta))
+        else:
+            board.mark = loaded.mark
+        # Producers read these: the tables have them as they are.
+        if backlogs := [gate.row() for gate in plan.gates if gate.bound.limit.is_of_producers]:
+            tx.run_many("put_gates", [gate_parameters(row, self.number) for row in backlogs])
+        if plan.shared or plan.rings:
+            self.sharing.learn_numbers(loaded.policy)
+            self.sharing.put(plan.shared, plan.rings)
 
-
-def _read_board(tx: Transaction, queue: QueueInForce) -> ResidentBoard:
-    found = Found(
-        [rows.flow(row) for row in tx.some("select_all_flows", MOST_WHOLE + 1, (), queue.id)],
-        [rows.lane(row) for row in tx.some("select_all_lanes", MOST_WHOLE + 1, (), queue.id)],
-        [rows.gate(row) for row in tx.some("select_all_gates", MOST_WHOLE + 1, (), queue.id)],
-    )
-    return as_read(queue.policy, found, MOST_WHOLE)
-
-
-def answer(tx: Transaction, queue: QueueInForce, asking: Generator[Ask, Found, T]) -> T:
-    """Give whoever asks what the tables know, until it has come to a result."""
-    try:
-        ask = next(asking)
+    def fold_all(self) -> Loaded:
+        """Fold everything that has happened, start nothing."""
         while True:
-            ask = asking.send(found(tx, queue.id, ask))
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
+            loaded = self.load()
+            if loaded.has_events:
+                self.write(loaded, self.plan(loaded, 0))
+            if loaded.all_folded:
+                return self.load()
+
+    def next_due(self, loaded: Loaded) -> Instant | None:
+        """When something opens by itself, once a plan is made."""
+        tx = self._tx
+        times = (
+            tx.value("next_due_job", self.number),
+            loaded.board.next_alarm(),
+            tx.value("next_lease_end"),
+            tx.value("next_override_end", self.number),
+        )
+        return min((time for time in times if time is not None), default=None)
 
 
-def found(tx: Transaction, queue: int, ask: Ask) -> Found:
+def _found(tx: Transaction, queue: int, ask: Ask) -> Found:
     """What the tables hold of it."""
-    heads, shared = heads_of(tx, ask.heads), shared_limits.select_gates(tx, ask.shared)
+    heads, shared = heads_of(tx, ask.heads), Sharing(tx, queue).select(ask.shared)
     if not ask.is_of_board:
         return Found(heads=heads, shared=shared)
     known_flows, known_lanes, known_gates = map(frozenset, ask.but_not)
     flows = []
     if ask.scan is not None:
         vtime, tie, count = ask.scan
-        flows = [rows.flow(row) for row in tx.some("scan_flows", count, known_flows, queue, vtime, tie)]
+        flows = [flow_of(row) for row in tx.some("scan_flows", count, known_flows, queue, vtime, tie)]
     scanned = len(flows)
-    lanes = [rows.lane(row) for row in _by_id(tx, "select_lanes", queue, ask.lanes)]
+    lanes = [lane_of(row) for row in _by_id(tx, "select_lanes", queue, ask.lanes)]
     for flow, count in (*ask.ready, *((row.id, LANES_PER_SCANNED_FLOW) for row in flows)):
-        lanes += [rows.lane(row) for row in tx.some("select_ready_lanes", count, known_lanes, flow)]
+        lanes += [lane_of(row) for row in tx.some("select_ready_lanes", count, known_lanes, flow)]
     for gate, count in ask.parked:
-        lanes += [rows.lane(row) for row in tx.some("select_parked_lanes", count, known_lanes, gate)]
-        flows += [rows.flow(row) for row in tx.some("select_parked_flows", count, known_flows, gate)]
+        lanes += [lane_of(row) for row in tx.some("select_parked_lanes", count, known_lanes, gate)]
+        flows += [flow_of(row) for row in tx.some("select_parked_flows", count, known_flows, gate)]
     others = {*ask.flows, *(lane.flow for lane in lanes)} - {row.id for row in flows}
-    flows += [rows.flow(row) for row in _by_id(tx, "select_flows", queue, sorted(others))]
-    gates = [rows.gate(row) for row in _by_id(tx, "select_gates", queue, ask.gates)]
+    flows += [flow_of(row) for row in _by_id(tx, "select_flows", queue, sorted(others))]
+    gates = [gate_of(row) for row in _by_id(tx, "select_gates", queue, ask.gates)]
     if ask.alarms is not None:
         after, count = ask.alarms
-        gates += [rows.gate(row) for row in tx.some("select_alarms", count, known_gates, queue, after)]
+        gates += [gate_of(row) for row in tx.some("select_alarms", count, known_gates, queue, after)]
     return Found(flows, lanes, gates, heads, shared, scanned)
 
 
@@ -234,140 +384,52 @@ def heads_of(tx: Transaction, asked: Iterable[tuple[bytes, int, int]]) -> dict[b
     return heads
 
 
-def checkpoint(tx: Transaction, queue: QueueInForce, now: Instant) -> QueueInForce:
-    """Write what the tables do not hold; returns the queue's row as it is then."""
-    board = board_of(tx, queue)
-    _put(tx, queue.id, board.changed_rows(), now)
-    tx.run("store_journal", queue.mark.seq, queue.id)
-    tx.run("delete_deltas", queue.id)
-    board.wrote(queue.mark.seq)
-    tx.boards.written(queue.id)
-    return msgspec.structs.replace(queue, base=queue.stored, stored=queue.mark.seq)
-
-
-def to_tables(tx: Transaction, queue: QueueInForce, now: Instant) -> None:
-    """Write what the tables do not hold, and let everybody forget the rest: they are going to be worked on."""
-    _put(tx, queue.id, board_of(tx, queue).changed_rows(), now)
-    tx.run("seal_journal", uuid4().bytes, queue.id)
-    tx.boards.drop(queue.id)
-
-
-def put_gates(tx: Transaction, queue: int, gates: Sequence[GateRow], now: Instant) -> None:
-    """Store gates that the tables held otherwise."""
-    _put(tx, queue, Delta(gates=list(gates)), now)
-
-
-def _put(tx: Transaction, queue: int, delta: Delta, now: Instant) -> None:
-    tx.run_many("upsert_flow", [flow_parameters(row, queue, now) for row in delta.flows])
-    tx.run_many("upsert_lane", [lane_parameters(row, queue) for row in delta.lanes])
-    tx.run_many("upsert_gate", [gate_parameters(row, queue) for row in delta.gates])
-
-
-def note_removed(tx: Transaction, queue: QueueInForce, removed: Removed, ready: int, running: int) -> None:
-    """Collection has removed these from the tables: whoever holds them in memory lets them go."""
-    mark = Mark(queue.mark.seq + 1, uuid4())
-    _note(tx, queue.id, queue.state, (-ready, -running, 0), mark, encode_removed(removed))
-    board_of(tx, queue).apply(Delta(removed=removed), mark)
-
-
-# Claims.
-
-
-def claim(
-    tx: Transaction,
-    queue: QueueInForce,
-    want: int,
-    *,
-    now: Instant,
-    worker: WorkerIdentity,
-    lease_expires_at: Instant,
-    lag: int = 0,
-    ahead: int | None = None,
-    listens: bool = False,
-) -> tuple[Claimed, dict[int, int]]:
-    """Start up to `want` jobs. Returned with them: in which other queues somebody is to be woken."""
-    _promote(tx, queue, now)
-    bells = _drain(tx, queue)
-    forced = forced_jobs(tx, queue.id, want)
-    plan = _plan(tx, queue, want, now, bells, forced, lag, ahead, listens=listens)
-    lease, policy = uuid4(), queue.policy
-    claims = start(tx, policy.queue, plan.starts, lease, worker)
+def claim(tx: Transaction, scheduling: Scheduling, loaded: Loaded, want: int, asked: Asked) -> Claimed:
+    """Start up to `want` jobs."""
+    now = loaded.now
+    _promote(tx, loaded.queue, now)
+    listens, policy, lease = asked.listener is not None, loaded.policy, uuid4()
+    plan = scheduling.plan(loaded, want, lag=asked.start_lag, ahead=asked.ahead, listens=listens)
+    claims = start(tx, policy.queue, plan.starts, lease, asked.worker)
     if claims:
         held = encode([start.head.ref for start in plan.starts])
-        tx.run("insert_lease", lease.bytes, worker.id.bytes, lease_expires_at, now, len(claims), held)
-    _write(tx, queue, plan, bells, now)
-    if forced:
-        tx.run("forget_forced", queue.id)
+        ends_at = now + microseconds(asked.lease)
+        tx.run("insert_lease", lease.bytes, asked.worker.id.bytes, ends_at, now, len(claims), held)
+    scheduling.write(loaded, plan)
+    if loaded.forced:
+        tx.run("forget_forced", scheduling.number)
     paces = paces_of(claims, plan.starts)
-    due = _next_due(tx, queue) if len(claims) < want or paces else None
-    claimed = Claimed(
+    due = scheduling.next_due(loaded) if len(claims) < want or paces else None
+    return Claimed(
         claims,
         lease,
         due,
-        plan.more or not bells.are_all,
+        plan.more or not loaded.all_folded,
         look_again=False,
         vtime=plan.queue.vtime,
         is_limited=bool(policy.limits),
-        folded=len(bells.arrivals) + len(bells.releases),
+        folded=len(loaded.arrivals) + len(loaded.releases),
         at=now,
         paces=paces,
         terms=policy,
         opens_by_ends=policy.opens_by_ends,
     )
-    return claimed, shared_limits.rung(tx, plan)
 
 
-def look(tx: Transaction, queue: QueueInForce, want: int, *, now: Instant) -> tuple[Looked, dict[int, int]]:
-    """How many jobs could start now, up to `want`; and in which other queues somebody is to be woken."""
+def look(tx: Transaction, scheduling: Scheduling, loaded: Loaded, want: int) -> Looked:
+    """How many jobs could start now, up to `want`."""
     tx.run("begin_look")
-    _promote(tx, queue, now)
-    bells = _drain(tx, queue)
-    plan = _plan(tx, queue, want, now, bells, listens=True)
+    _promote(tx, loaded.queue, loaded.now)
+    plan = scheduling.plan(loaded, want, listens=True)
     is_filled = len(plan.starts) >= want
-    due = None if is_filled else _next_due(tx, queue)
-    rung: dict[int, int] = {}
+    due = None if is_filled else scheduling.next_due(loaded)
     if plan.starts:
         # Nothing of it is written: the board in memory is forgotten too.
         tx.run("undo_look")
     else:
         # As a claim that starts nothing: what is shut is parked, and rings when it opens.
-        _write(tx, queue, plan, bells, now)
-        rung = shared_limits.rung(tx, plan)
-    return Looked(len(plan.starts), now, due, look_again=not is_filled and (plan.more or not bells.are_all)), rung
-
-
-def _next_due(tx: Transaction, queue: QueueInForce) -> Instant | None:
-    """When something opens by itself, once a plan is made."""
-    board = tx.boards.get(queue.id)
-    times = (
-        tx.value("next_due_job", queue.id),
-        None if board is None else board.next_alarm(),
-        tx.value("next_lease_end"),
-        tx.value("next_override_end", queue.id),
-    )
-    return min((time for time in times if time is not None), default=None)
-
-
-def fold_all(tx: Transaction, queue: QueueInForce, now: Instant) -> QueueInForce:
-    """Fold every bell, start nothing."""
-    while True:
-        bells = _drain(tx, queue)
-        if bells.arrivals or bells.releases:
-            _write(tx, queue, _plan(tx, queue, 0, now, bells), bells, now)
-            queue = load_queue(tx, queue.policy.queue) or queue
-        if bells.are_all:
-            return queue
-
-
-def replace_board(tx: Transaction, queue: int, rebuilt: Rebuilt, now: Instant) -> None:
-    """Put another board in the place of the one that the tables hold."""
-    for statement in ("delete_flows", "delete_lanes", "delete_gates"):
-        tx.run(statement, queue)
-    _put(tx, queue, Delta(rebuilt.flows, rebuilt.lanes, rebuilt.gates), now)
-    state = rebuilt.queue
-    tx.run("replace_state", state.vtime, state.cursor, state.cursor_tie, state.tie, state.cost, *rebuilt.totals, queue)
-    if rebuilt.tally is not None:
-        tx.run("note_told", queue, encode_tally(rebuilt.tally))
+        scheduling.write(loaded, plan)
+    return Looked(len(plan.starts), loaded.now, due, look_again=not is_filled and (plan.more or not loaded.all_folded))
 
 
 def _promote(tx: Transaction, queue: QueueInForce, now: Instant) -> None:
@@ -396,97 +458,6 @@ def _promote(tx: Transaction, queue: QueueInForce, now: Instant) -> None:
             bell.given, bell.given_by = given, given_by
     tx.run_many("promote_job", promoted)
     tx.run_many("insert_arrival", [astuple(bell) for bell in bells.values()])
-
-
-class _Bells(msgspec.Struct, frozen=True):
-    """What a claim folds."""
-
-    arrivals: list[Arrival]
-    releases: list[Release]
-    are_all: bool
-    last: tuple[int, int] = (0, 0)
-    """The last release and the last arrival that were read."""
-
-
-def _drain(tx: Transaction, queue: QueueInForce) -> _Bells:
-    """Read the bells, and take them down."""
-    bells = _read_bells(tx, queue)
-    if bells.last != (0, 0):
-        tx.run("delete_releases", queue.id, bells.last[0])
-        tx.run("delete_arrivals", queue.id, bells.last[1])
-    return bells
-
-
-def _read_bells(tx: Transaction, queue: QueueInForce) -> _Bells:
-    released = tx.all("select_releases", queue.id, RELEASES_AT_MOST)
-    arrived = tx.all("select_arrivals", queue.id, FOLD_AT_MOST)
-    releases = [bell for _, text in released for bell in rows.releases(text)]
-    are_all = len(arrived) < FOLD_AT_MOST and len(releases) < RELEASES_AT_MOST
-    last = (released[-1][0] if released else 0, arrived[-1][0] if arrived else 0)
-    return _Bells([rows.arrival(row) for row in arrived], releases, are_all, last)
-
-
-def forced_jobs(tx: Transaction, queue: int, want: int) -> list[Forced]:
-    """Jobs that an operator wants to start next."""
-    found = tx.all("select_forced", queue, want)
-    return [Forced(lane, Head(position, position, ready_at)) for lane, position, ready_at in found]
-
-
-def _events(queue: QueueInForce, now: Instant, bells: _Bells, forced: Sequence[Forced]) -> Events:
-    return Events(now, queue.state, bells.arrivals, bells.releases, list(forced), queue.applied_at)
-
-
-def _plan(
-    tx: Transaction,
-    queue: QueueInForce,
-    want: int,
-    now: Instant,
-    bells: _Bells,
-    forced: Sequence[Forced] = (),
-    lag: int = 0,
-    ahead: int | None = None,
-    *,
-    listens: bool = False,
-) -> Plan:
-    """Plan on the board in memory: it is written, or forgotten."""
-    board = board_of(tx, queue)
-    board.mark = None
-    events = _events(queue, now, bells, forced)
-    if queue.policy.shared_limits:
-        events = shared_limits.fold_into(tx, queue.id, events)
-    return answer(tx, queue, board.claim(events, want, lag=lag, listens=listens, ahead=ahead))
-
-
-def _write(tx: Transaction, queue: QueueInForce, plan: Plan, bells: _Bells, now: Instant) -> None:
-    board = tx.boards.get(queue.id)
-    assert board is not None, "what is written was planned on the board in memory"
-    if plan.flows or plan.lanes or plan.gates or bells.last != (0, 0) or plan.queue != queue.state:
-        mark, delta = Mark(queue.mark.seq + 1, uuid4()), encode_delta(plan)
-        board.note(plan, mark)
-        told = None if plan.tally is None else encode_tally(plan.tally)
-        _note(tx, queue.id, plan.queue, moves(plan), mark, delta, told)
-    else:
-        board.mark = queue.mark
-    if backlogs := [gate.row() for gate in plan.gates if gate.bound.limit.is_of_producers]:
-        put_gates(tx, queue.id, backlogs, now)  # producers read them
-    if plan.shared or plan.rings:
-        shared_limits.write(tx, queue.policy, plan)
-
-
-def _note(
-    tx: Transaction,
-    queue: int,
-    state: QueueRow,
-    moves: tuple[int, int, int],
-    mark: Mark,
-    delta: bytes,
-    told: bytes | None = None,
-) -> None:
-    """Append a change to the journal."""
-    numbers = (state.vtime, state.cursor, state.cursor_tie, state.tie, state.cost)
-    tx.run("note_change", *numbers, *moves, mark.seq, mark.token.bytes, queue)
-    tx.run("insert_delta", queue, mark.seq, mark.token.bytes, delta, told)
-    tx.boards.noted(queue, len(delta))
 
 
 MOST_KINDS = 4

@@ -14,10 +14,12 @@ import os
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
+from uuid import UUID
 
 from fairlane.errors import ConfigurationError, StoreLost, StoreUnavailable
 from fairlane.store.boards import Boards
@@ -50,9 +52,9 @@ Row = tuple[Any, ...]
 
 
 class Transaction:
-    """A connection inside a write transaction. Statements are called by name."""
+    """A connection inside a transaction. Statements are called by name; whom they wake is noted until the commit."""
 
-    __slots__ = ("_execute", "_executemany", "boards", "connection", "rows_read")
+    __slots__ = ("_execute", "_executemany", "boards", "connection", "ended", "nudged", "rows_read", "woken")
 
     def __init__(self, connection: sqlite3.Connection, boards: Boards | None = None) -> None:
         self.connection = connection
@@ -61,6 +63,12 @@ class Transaction:
         self._execute = connection.execute
         self._executemany = connection.executemany
         self.rows_read = 0
+        self.woken: Counter[int] = Counter()
+        """By queue, how many jobs became claimable: as many of those who wait for it are nudged."""
+        self.ended: list[UUID] = []
+        """Jobs that ended: whoever waits for one of them is nudged."""
+        self.nudged: dict[UUID, bytes] = {}
+        """Workers to nudge besides, and what each nudge says."""
 
     def run(self, name: str, *parameters: Any) -> int:
         """Execute a statement; the number of rows it changed."""
@@ -113,11 +121,11 @@ class _Hop(Generic[T]):
         """It can no longer be abandoned."""
         self.is_abandoned = False
 
-    def tell(self, result: T | None, error: BaseException | None) -> None:
+    def end(self, result: T | None, error: BaseException | None) -> None:
         with contextlib.suppress(RuntimeError):  # its event loop has ended
-            self.loop.call_soon_threadsafe(self._tell, result, error)
+            self.loop.call_soon_threadsafe(self._end, result, error)
 
-    def _tell(self, result: Any, error: BaseException | None) -> None:
+    def _end(self, result: Any, error: BaseException | None) -> None:
         if self.future.done():
             return
         if error is None:
@@ -127,7 +135,7 @@ class _Hop(Generic[T]):
 
 
 class _Abandoned(Exception):
-    """Whoever waited for this work has been told that it is not done."""
+    """Whoever waited for this work has been answered: it is not done."""
 
 
 class Database:
@@ -210,11 +218,11 @@ class Database:
             try:
                 if hop.is_abandoned:
                     raise _Abandoned
-                hop.tell(hop.work(), None)
+                hop.end(hop.work(), None)
             except _Abandoned:
                 pass
             except BaseException as error:
-                hop.tell(None, error)
+                hop.end(None, error)
             self._current = hop = None
 
     def _go_ahead(self) -> None:
@@ -248,7 +256,7 @@ class Database:
         is_ours = self._lock is not None and not self._lock.is_waited_for
         who, remedy = ("a transaction", OWN_TRANSACTION) if is_ours or self._lock is None else self._lock.holder()
         message = f"the SQLite database {self.path} has been locked for {BUSY_TIMEOUT:g} s by {who}"
-        hop.tell(None, StoreUnavailable(message, remedy))
+        hop.end(None, StoreUnavailable(message, remedy))
 
     def _open(self) -> None:
         if self._connection is not None:

@@ -6,44 +6,39 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
-import msgspec
 from msgspec.structs import astuple
 
 from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob
 from fairlane.job import NewJob, State, Until
-from fairlane.policy.unique import (
-    Admission,
-    Conflict,
-    Holder,
-    admit,
-)
+from fairlane.policy.unique import Admission, Conflict, Holder, admit
 from fairlane.store.rows import encode, no_such_job, no_such_queue
 from fairlane.store.rows import record_of as record_of
 from fairlane.store.sqlite.database import Transaction
 from fairlane.store.sqlite.rows import Bell
+from fairlane.store.sqlite.wakeups import WORK
 
 
-def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> tuple[dict[int, int], dict[UUID, Conflict]]:
+def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[UUID, Conflict]:
     """Store jobs and ring one bell per lane; `DuplicateJob` if an id is taken.
 
-    Returns how many to wake by queue, and what met a unique key that another job holds.
+    Returns what met a unique key that another job holds.
     """
     if all(job.unique is None for job in jobs):
-        return _store(tx, jobs, now), {}
+        _store(tx, jobs, now)
+        return {}
     admission = admitted(tx, jobs, now)
     if admission.own:
         raise DuplicateJob(min(admission.own))
-    woken = _store(tx, admission.stored, now) if admission.stored else {}
+    if admission.stored:
+        _store(tx, admission.stored, now)
     for old, new in admission.replaced.items():
-        freed = cancel(tx, old, now, only_waiting=True, reason=f"replaced by job {new}").frees
-        if freed is not None:
-            woken[freed] = woken.get(freed, 0) + 1
+        cancel(tx, old, now, only_waiting=True, reason=f"replaced by job {new}")
     take(tx, admission)
-    return woken, admission.conflicts
+    return admission.conflicts
 
 
-def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, int]:
+def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> None:
     numbers: dict[str, int] = {name: tx.value("select_queue_id", name) for name in {job.queue for job in jobs}}
     for name, number in numbers.items():
         if number is None:
@@ -61,18 +56,18 @@ def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, i
         # A time of day goes by the wall clock.
         due_at = job.run_at + ahead if job.run_at is not None else now + (job.delay or 0)
         state = State.READY if due_at <= now else State.SCHEDULED
-        told = (
+        due = (
             None if state is State.READY else due_at,
             job.on_dead,
             given,
             None if given is None else position,
             job.context,
         )
-        stored = (int(state), job.max_attempts, now, now, *told)
+        stored = (int(state), job.max_attempts, now, now, *due)
         keys = (lane_keys, encode(job.keys), job.payload)
         job_rows.append((position, job.id.bytes, queue, job.task, job.priority, job.lane, *keys, *stored))
         woken.setdefault(queue, 0)
-        # Of a lane in which nothing becomes ready, only the numbers that jobs bring are told: they hold from now on.
+        # Where nothing becomes ready, only the numbers that jobs bring are reported: they hold from now on.
         if state is State.READY or given is not None:
             bell = bells.get((job.lane, state))
             if bell is None:
@@ -92,7 +87,7 @@ def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[int, i
         raise DuplicateJob(taken) from error
     tx.run_many("insert_arrival", [astuple(bell) for bell in bells.values()])
     # A scheduled job wakes one waiter too: it has to learn until when to sleep.
-    return {queue: count or 1 for queue, count in woken.items()}
+    tx.woken.update({queue: count or 1 for queue, count in woken.items()})
 
 
 def _taken(tx: Transaction, jobs: Sequence[NewJob]) -> UUID | None:
@@ -105,40 +100,31 @@ def _taken(tx: Transaction, jobs: Sequence[NewJob]) -> UUID | None:
     return None
 
 
-class Cancelled(msgspec.Struct, frozen=True):
-    """What a cancel came to."""
-
-    was: State
-    state: State
-    worker: UUID | None = None
-    """Who runs it, and is to be told."""
-    frees: int | None = None
-    """The queue in which it has kept a place in a sequence: somebody may start now."""
-
-
 def cancel(
     tx: Transaction, job: UUID, now: Instant, *, only_waiting: bool = False, reason: str | None = None
-) -> Cancelled:
-    """Cancel what waits; what runs is asked to stop, or left alone."""
+) -> tuple[State, State]:
+    """Cancel what waits; what runs is asked to stop, or left alone. Returns its state before and now."""
     row = tx.one("select_state", job.bytes)
     if row is None:
         raise no_such_job(job)
     position, queue, lane, priority, lane_keys, number, ready_at, lease, keeps_place = row
     state = State(number)
     if state.is_final or (only_waiting and state is State.RUNNING):
-        return Cancelled(state, state)
+        return state, state
     if state is State.RUNNING:
         tx.run("request_cancel", position)
         tx.run("insert_cancellation", lease, job.bytes)
-        worker = tx.value("select_lease_worker", lease)
-        return Cancelled(state, state, None if worker is None else UUID(bytes=worker))
+        if (worker := tx.value("select_lease_worker", lease)) is not None:
+            tx.nudged[UUID(bytes=worker)] = WORK
+        return state, state
     tx.run("cancel_waiting", now, reason, position)
+    tx.ended.append(job)
     if state is State.READY:
         tx.run("insert_arrival", queue, lane, priority, lane_keys, -1, position, ready_at, None, 0, None)
-    if not keeps_place:
-        return Cancelled(state, State.CANCELLED)
-    tx.run("insert_arrival", queue, lane, priority, lane_keys, 0, position, ready_at, None, 1, None)
-    return Cancelled(state, State.CANCELLED, frees=queue)
+    if keeps_place:  # in a sequence: another job of it may start now
+        tx.run("insert_arrival", queue, lane, priority, lane_keys, 0, position, ready_at, None, 1, None)
+        tx.woken[queue] += 1
+    return state, State.CANCELLED
 
 
 def admitted(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> Admission:

@@ -1,27 +1,26 @@
-"""What procedures ask, answered on SQLite within one transaction.
-
-What PostgreSQL does in one statement and SQLite in several is in `Statements`, by the same name.
-"""
+"""What procedures ask, answered on SQLite within one transaction."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import suppress
 from functools import cached_property
+from heapq import merge
+from itertools import islice
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import Instant, SystemClock
-from fairlane.policy.overrides import Override
-from fairlane.policy.policy import Policy
-from fairlane.scheduler.journal import Removed
-from fairlane.scheduler.rebuild import Rebuilt
-from fairlane.scheduler.resident import Found, ResidentBoard
-from fairlane.scheduler.snapshot import Arrival, Ask, Events, FlowRow, Forced, GateRow, KeptPlaces, LaneRow
+from fairlane.clock import Instant
+from fairlane.errors import JobNotFound, UnknownQueue
+from fairlane.job import State
+from fairlane.policy.unique import digest_of
 from fairlane.store.boards import QueueClock, QueueTime
 from fairlane.store.migrations import single_statements
+from fairlane.store.operators import FORCE, PURGE, REPLAY, RETRY
 from fairlane.store.procedures import (
     Each,
     Enqueue,
@@ -34,49 +33,359 @@ from fairlane.store.procedures import (
     Script,
     Some,
     StoreValue,
+    Whole,
+    driven,
 )
-from fairlane.store.protocol import FOLD_AT_MOST, RELEASES_AT_MOST
-from fairlane.store.rows import decode_keys, no_such_queue
-from fairlane.store.sqlite import claims, jobs, results, rows
-from fairlane.store.sqlite.database import Transaction
-from fairlane.store.sqlite.shared_limits import Sharing
-from fairlane.store.sqlite.statements import Statements
-from fairlane.store.sqlite.wakeups import take_waiters
+from fairlane.store.schedules import ORPHANED_AFTER
+from fairlane.store.sqlite import claims, jobs, rows
+from fairlane.store.sqlite.claims import Scheduling
+from fairlane.store.sqlite.database import Row, Transaction
+from fairlane.store.sqlite.wakeups import SCHEDULES, WORK, is_listening
 
 T = TypeVar("T")
 
 
-class Nudges(NamedTuple):
-    """Whom a transaction wakes."""
+class Statements:
+    """Statements that PostgreSQL carries out at once, and SQLite in several: each is called by its name."""
 
-    waiters: Sequence[UUID]
-    """One that is gone is to be replaced."""
-    schedule_holders: Sequence[UUID]
-    others: Sequence[UUID]
-    """Who waits for results, runs a job that is cancelled, or claims by other terms now."""
+    def __init__(self, tx: Transaction) -> None:
+        self.tx = tx
+
+    def lock_entries(self, *given: object) -> list[Row]:
+        """There is one writer at a time, so nothing has to be locked; and ended jobs are found by an index."""
+        return []
+
+    lock_declarations = lock_shared_limits = lock_uniques = unfile_jobs = lock_entries
+
+    def take_turn_at_pruning(self, *given: object) -> list[Row]:
+        return [(True,)]
+
+    def take_turn_at_tallying(self, queue: int) -> list[Row]:
+        """Added up in one transaction, whatever was asked for: nobody can claim or settle meanwhile."""
+        return [(100,)]
+
+    # Wakeups.
+
+    def announce_schedules(self) -> list[Row]:
+        self._nudge(self.tx.all("select_schedule_holders"), SCHEDULES)
+        return []
+
+    def tell_holders(self, queue: int) -> list[Row]:
+        self._nudge(self.tx.all("select_holders"), WORK)
+        return []
+
+    def _nudge(self, workers: Sequence[Row], what: bytes) -> None:
+        self.tx.nudged |= {UUID(bytes=worker): what for (worker,) in workers}
+
+    def nudge(self, queue: int, count: int, but_not: UUID | None) -> list[Row]:
+        self.tx.woken[queue] += count
+        return []
+
+    def nudge_sharers(self, queue: int, count: int) -> list[Row]:
+        limits = self.tx.all("select_shared_limits", queue)
+        self.tx.woken |= dict.fromkeys(
+            (other for limit, _ in limits for other, _ in self.tx.all("select_sharers", limit)), count
+        )
+        return []
+
+    # Claims.
+
+    def adopt(
+        self,
+        now: Instant,
+        job: UUID,
+        lease: UUID,
+        own: UUID,
+        worker: UUID,
+        name: str,
+        duration: int,
+        tasks: Sequence[str],
+    ) -> list[Row]:
+        tx = self.tx
+        found = tx.one("select_adoptable", job.bytes, lease.bytes, own.bytes)
+        if found is None or found[1] not in tasks:
+            return []
+        *columns, position, under = found
+        if under == own.bytes:
+            tx.run("renew_lease", now + duration, now, own.bytes)
+        else:
+            tx.run("insert_lease", own.bytes, worker.bytes, now + duration, now, 1, rows.encode([position]))
+            tx.run("adopt_job", own.bytes, name, position)
+            if tx.value("drop_claims", 1, lease.bytes) == 0:
+                tx.run("delete_lease", lease.bytes)
+                tx.run("delete_cancellations", lease.bytes)
+        return [(*columns, now, tx.value("select_time"))]
+
+    # Workers and their schedules.
+
+    def keep_schedules(
+        self, now: Instant, names: Sequence[str], digests: Sequence[bytes], worker: UUID | None
+    ) -> list[Row]:
+        self.tx.run("forget_schedule_holders", now - ORPHANED_AFTER)
+        if worker is not None:
+            self.tx.run("put_schedule_holder", worker.bytes, now)
+        self.tx.run_many("keep_schedule", [(now, *each) for each in zip(names, digests, strict=True)])
+        return []
+
+    def put_worker(self, now: Instant, worker: UUID, said: str, kept_for: Instant) -> list[Row]:
+        self.tx.run("forget_workers", now - kept_for)
+        self.tx.run("put_worker", worker.bytes, now, said)
+        return []
+
+    # What operators do with jobs.
+
+    def select_unique_jobs(self, given: Sequence[UUID]) -> list[Row]:
+        asked = ((job, self.tx.one("select_unique_job", job.bytes)) for job in sorted(given))
+        return [(job, row[0], row[1], digest_of(row[2])) for job, row in asked if row is not None]
+
+    def select_holders(self, keys: Sequence[bytes], now: Instant) -> list[Row]:
+        return [(now, key, *(self.tx.one("select_holder", key) or [None] * 6)) for key in keys]
+
+    def take_uniques(
+        self,
+        keys: Sequence[bytes],
+        owners: Sequence[UUID],
+        digests: Sequence[bytes],
+        untils: Sequence[int],
+        expire: Sequence[Instant | None],
+        is_first: bool,
+    ) -> list[Row]:
+        taken = zip(keys, owners, digests, untils, expire, strict=True)
+        self.tx.run_many(
+            "take_unique", [(key, job.bytes, digest, int(until), at) for key, job, digest, until, at in taken]
+        )
+        return []
+
+    def lock_idle(self, given: Sequence[UUID]) -> list[Row]:
+        return [(job,) for job in given]
+
+    def cancel_job(self, job: UUID, now: Instant, only_waiting: bool, reason: str | None) -> list[Row]:
+        with suppress(JobNotFound):
+            return [jobs.cancel(self.tx, job, now, only_waiting=only_waiting, reason=reason)]
+        return []
+
+    def replay(self, now: Instant, given: Sequence[UUID], delay: int | None) -> list[Row]:
+        tx, found = self.tx, _found(self.tx, given)
+        # In the order of their enqueue, which their ids keep.
+        back = [(job, row) for job, row in sorted(found.items()) if REPLAY.applies_to(State(row[1]))]
+        due_at = now + delay if delay is not None and delay > 0 else None
+        state = State.READY if due_at is None else State.SCHEDULED
+        place: int = tx.value("take_positions", len(back)) - len(back)
+        bells: dict[bytes, list[Any]] = {}
+        for job, row in back:
+            place += 1
+            position, _, queue, lane, priority, lane_keys, numbers, given_by, *attempt = row
+            if attempt[1] is not None:
+                tx.run("insert_attempt", job.bytes, *attempt)
+            tx.run("replay_job", place, int(state), now, due_at, position)
+            bell = bells.setdefault(lane, [queue, lane, priority, lane_keys, 0, place, now, None, 0, None])
+            if given_by is not None and given_by > (bell[9] or 0):
+                bell[7], bell[9] = numbers, given_by
+            bell[4] += 1
+        if state is State.READY:
+            tx.run_many("insert_arrival", list(bells.values()))
+        for queue, _, _, _, count, *_ in bells.values():
+            # One to hold the timer is enough for those that are due later.
+            tx.woken[queue] = tx.woken[queue] + count if state is State.READY else max(1, tx.woken[queue])
+        return _states(found)
+
+    def purge(self, given: Sequence[UUID]) -> list[Row]:
+        found = _found(self.tx, given)
+        gone = [row[0] for row in found.values() if PURGE.applies_to(State(row[1]))]
+        self.tx.run_many("delete_job", [(position,) for position in gone])
+        return _states(found)
+
+    def retry_now(self, now: Instant, given: Sequence[UUID]) -> list[Row]:
+        found = _found(self.tx, given)
+        hurried = [row for row in found.values() if RETRY.applies_to(State(row[1]))]
+        self.tx.run_many("hurry_job", [(now, row[0]) for row in hurried])
+        self.tx.woken.update(row[2] for row in hurried)
+        return _states(found)
+
+    def force(self, now: Instant, given: Sequence[UUID]) -> list[Row]:
+        found = _found(self.tx, given)
+        for job, (position, state, queue, *_) in found.items():
+            if FORCE.applies_to(State(state)):
+                if state == State.SCHEDULED:
+                    self.tx.run("hurry_job", now, position)
+                self.tx.run("force_job", job.bytes, queue)
+                self.tx.woken[queue] += 1
+        return _states(found)
+
+    # Upkeep.
+
+    def prune(self, is_dead: bool, until: Instant, limit: int) -> list[Row]:
+        states = (State.DEAD,) if is_dead else (State.DONE, State.CANCELLED)
+        ended = (self.tx.all("select_finished", int(state), until, limit) for state in states)
+        found = list(islice(merge(*ended), limit))
+        self.tx.run_many("delete_job", [(position,) for _, position, _ in found])
+        return [([UUID(bytes=job) for _, _, job in found], len(found))]
+
+    def count_beyond(self, is_dead: bool, keep: int, limit: int) -> list[Row]:
+        states = (State.DEAD, State.DEAD) if is_dead else (State.DONE, State.CANCELLED)
+        return self.tx.all("count_beyond", *map(int, states), keep, limit)
+
+    def forget_jobs(self, given: Sequence[UUID]) -> list[Row]:
+        self.tx.run_many("delete_attempts", [(job.bytes,) for job in given])
+        jobs.forget(self.tx, [job.bytes for job in given])
+        return []
+
+    def collect_idle(
+        self,
+        queue: int,
+        lanes_from: bytes,
+        flows_from: bytes,
+        gates_from: bytes,
+        limit: int,
+        now: Instant,
+        values_last: int,
+    ) -> list[Row]:
+        tx = self.tx
+        idle, ends = [], []
+        for table, after, *parameters in (
+            ("lane", lanes_from),
+            ("flow", flows_from, now, values_last),
+            ("gate", gates_from, now, values_last),
+        ):
+            seen = tx.all(f"walk_idle_{table}s", after, queue, limit, *parameters)
+            idle.append([row for row in seen if row[-1]])
+            ends.append(seen[-1][0] if len(seen) == limit else b"")
+            tx.run_many(f"delete_{table}", [(queue, row[0]) for row in idle[-1]])
+        lanes, flows, gates = ([row[0] for row in each] for each in idle)
+        return [(flows, lanes, gates, ends, sum(row[1] for row in idle[0]), sum(row[2] for row in idle[0]))]
+
+    def collect_shared_gates(self, queue: int, after: bytes, limit: int, now: Instant) -> list[Row]:
+        seen = self.tx.all("walk_idle_shared_gates", after, queue, limit, now)
+        idle = [row[:1] for row in seen if row[-1]]
+        self.tx.run_many("delete_shared_gate", idle)
+        return [(seen[-1][0] if seen else None, len(seen), len(idle))]
+
+    def select_holds(self, queue: int) -> list[Row]:
+        ended: Counter[bytes] = Counter()
+        for (text,) in self.tx.all("select_unfolded", queue):
+            for bell in rows.releases(text):
+                ended[bell.lane] += bell.ended + bell.unstarted
+        running = self.tx.all("select_holds", queue)
+        holds = [(lane, priority, keys, count + ended.pop(lane, 0)) for lane, priority, keys, count in running]
+        return [*holds, *((lane, None, None, count) for lane, count in ended.items())]
+
+    def select_shared_holds(self, queue: int) -> list[Row]:
+        running = self.tx.all("select_shared_holders")
+        holds = [(gate, name, 1) for name, shared in running for gate in rows.split_shared(shared)]
+        return [*holds, *self.tx.all("select_unfolded_shared", queue)]
+
+    # What is looked at.
+
+    def count_ready(self, queue: int, gates: Sequence[bytes], most: int) -> list[Row]:
+        tx = self.tx
+        found = [
+            (gate, row[3], None, None) for gate in gates if (row := tx.one("select_gate", queue, gate)) is not None
+        ]
+        bells = tx.all("select_arrivals", queue, most)
+        return [*found, *((None, count, priority, keys) for _, _, priority, keys, count, *_ in bells)]
+
+    def select_traces(self, queue: int, flows: Sequence[bytes], gates: Sequence[bytes]) -> list[Row]:
+        tx = self.tx
+        listeners = sum(is_listening(UUID(bytes=worker)) for (worker,) in tx.all("select_waiters", queue))
+        return [
+            (
+                [each for each in flows if tx.value("has_flow", queue, each)],
+                [each for each in gates if tx.value("has_gate", queue, each)],
+                listeners,
+            )
+        ]
+
+    def select_standstills(
+        self, names: Sequence[str], before: Instant, most: int, flows: Sequence[bytes], gates: Sequence[bytes]
+    ) -> list[Row]:
+        found: list[Row] = []
+        for name in names:
+            with suppress(UnknownQueue):
+                queue = claims.load_queue(self.tx, name)
+                cursor = (queue.state.cursor, queue.state.cursor_tie)
+                behind = self.tx.some("select_flows_behind", most, flows, queue.id, *cursor)
+                overdue = self.tx.some("select_overdue_gates", most, gates, queue.id, before)
+                found += [(name, *rest) for _, *rest in (*behind, *overdue)]
+        return found
+
+    def count_kept_places(self, queue: int) -> list[Row]:
+        """With what events that nobody has folded will say: places given back are still counted, new ones are not."""
+        tx = self.tx
+        found = [*tx.all("select_places_kept", queue), *tx.all("select_unfolded_places", queue)]
+        given_back = [event for (text,) in tx.all("select_unfolded", queue) for event in rows.releases(text)]
+        if any(event.kept for event in given_back):
+            tail = claims.Scheduling(tx, tx.value("select_queue_name", queue), 0, is_looking=True)
+            named = tail.load().board.find(lanes={event.lane for event in given_back if event.kept})
+            lanes = {lane.id: lane for lane in driven(named, tail.ask).lanes}
+            known = [(lanes[event.lane], event.kept) for event in given_back if event.kept and event.lane in lanes]
+            found += [(lane.priority, rows.encode(lane.keys), -kept) for lane, kept in known]
+        return found
+
+    # Partitions, and limits that queues share.
+
+    def move_ready_jobs(
+        self,
+        lanes: Sequence[bytes],
+        floors: Sequence[int],
+        most: Sequence[int],
+        queues: Sequence[int],
+        joined: Sequence[bytes],
+    ) -> list[Row]:
+        moved: Counter[int] = Counter()
+        for lane, floor, limit, to, new_lane in zip(lanes, floors, most, queues, joined, strict=True):
+            found = self.tx.all("select_ready_of_lane", lane, floor, limit)
+            if found:
+                *_, queue, priority, keys = found[0]
+                since = min(row[2] for row in found)
+                given_by, given = max(((row[4], row[3]) for row in found if row[3] is not None), default=(None, None))
+                _move(self.tx, found, to, new_lane)
+                bell = (len(found), found[0][0], since, given, 0, given_by)
+                self.tx.run(
+                    "insert_arrival", queue, lane, priority, keys, -len(found), found[0][0], since, None, 0, None
+                )
+                self.tx.run("insert_arrival", to, new_lane, priority, keys, *bell)
+                moved[to] += len(found)
+        return list(moved.items())
+
+    def move_scheduled_jobs(
+        self, queue: int, lanes: Sequence[bytes], queues: Sequence[int], joined: Sequence[bytes], most: int
+    ) -> list[Row]:
+        """Whoever keeps a place in a sequence gives it back here and takes it there."""
+        moved: Counter[int] = Counter()
+        for lane, to, new_lane in zip(lanes, queues, joined, strict=True):
+            found = self.tx.all("select_scheduled_of_lane", queue, lane, most - moved.total())
+            _move(self.tx, found, to, new_lane)
+            moved[to] += len(found)
+            if kept := sum(row[3] for row in found):
+                position, _, since, _, priority, keys = found[0]
+                for home, its_lane, resumed in ((queue, lane, kept), (to, new_lane, -kept)):
+                    bell = (0, position, since, None, resumed, None)
+                    self.tx.run("insert_arrival", home, its_lane, priority, keys, *bell)
+        return list(moved.items())
+
+    def put_sharing(self, queue: str, names: Sequence[str]) -> list[Row]:
+        number = self.tx.value("select_queue_id", queue)
+        self.tx.run("delete_sharing", number)
+        self.tx.run_many("insert_sharing", [(number, name) for name in names])
+        return []
 
 
 class Driver(Statements):
     """Answers a procedure within one transaction, as of one moment."""
 
-    def __init__(self, tx: Transaction, clock: QueueClock, memory: dict[Any, Any]) -> None:
+    def __init__(self, tx: Transaction, clock: QueueClock, memory: dict[Any, Any], *, is_locked: bool = False) -> None:
         super().__init__(tx)
         self._clock = clock
         self._memory = memory
-        self._boards: dict[str, Board] = {}
+        self._is_looking = not is_locked
+        self._boards: dict[str, Scheduling] = {}
 
     @cached_property
     def time(self) -> QueueTime:
         return self._clock.time()
 
     def perform(self, procedure: Procedure[T]) -> T:
-        found: Any = None
-        try:
-            while True:
-                found = self.answer(procedure.send(found))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+        return driven(procedure, self.answer)
 
     def answer(self, asked: Question) -> Any:
         tx = self.tx
@@ -91,17 +400,19 @@ class Driver(Statements):
                 return tx.some(name, most, but_not, *map(_bound, parameters))
             case Many(name, queue, written):
                 return tx.run_many(name, [(queue, *row) for row in written])
+            case Whole(name, written):
+                return tx.run_many(name, written)
             case Script(sql):
                 for statement in single_statements(sql):
                     tx.connection.execute(statement)
             case Enqueue(new):
-                ready, conflicts = jobs.insert(tx, new, self.time.now)
-                self.woken.update(ready)
-                return conflicts
+                return jobs.insert(tx, new, self.time.now)
             case OnBoard(name, action, parameters):
-                board = self._boards.setdefault(name, Board(tx, name, self.time.now))
-                found = attrgetter(action)(board)
-                return found(*parameters) if callable(found) else found
+                if name not in self._boards:
+                    self._boards[name] = Scheduling(tx, name, self.time.now, is_looking=self._is_looking)
+                found = attrgetter(action)(self._boards[name])
+                found = found(*parameters) if callable(found) else found
+                return self.perform(found) if isinstance(found, Generator) else found
             case StoreValue("now"):
                 return self.time.now
             case StoreValue("time"):
@@ -109,126 +420,6 @@ class Driver(Statements):
             case StoreValue():
                 return self._memory
         return None
-
-    def nudges(self) -> Nudges:
-        """Whom this transaction wakes. To be asked at its end."""
-        tx = self.tx
-        holders = tx.all("select_schedule_holders") if self.has_new_schedules else ()
-        others = self.stopped | results.take_waiters(tx, self.ended)
-        if self.has_new_terms:
-            others |= {UUID(bytes=worker) for (worker,) in tx.all("select_holders")}
-        return Nudges(take_waiters(tx, self.woken), [UUID(bytes=worker) for (worker,) in holders], list(others))
-
-
-class Loaded:
-    """A queue as a claim would find it; its bells stay where they are."""
-
-    def __init__(self, tx: Transaction, queue: claims.QueueInForce, now: Instant) -> None:
-        self._tx = tx
-        self._queue = queue
-        self.now = now
-        self.policy = queue.policy
-        self.state = queue.state
-
-    @property
-    def expired(self) -> list[Override]:
-        return self.policy.overrides.expired(self.now)
-
-    @cached_property
-    def board(self) -> ResidentBoard:
-        return claims.tail_of(self._tx, self._queue)
-
-    @cached_property
-    def arrivals(self) -> list[Arrival]:
-        return [rows.arrival(row) for row in self._tx.all("select_arrivals", self._queue.id, FOLD_AT_MOST)]
-
-    def events(self, forced: list[Forced]) -> Events:
-        texts = self._tx.all("select_releases", self._queue.id, RELEASES_AT_MOST)
-        releases = [bell for _, text in texts for bell in rows.releases(text)]
-        return Events(self.now, self.state, self.arrivals, releases, forced, self._queue.applied_at)
-
-
-class Board:
-    """What procedures do with the board of a queue: as `Scheduling` does on PostgreSQL."""
-
-    def __init__(self, tx: Transaction, name: str, now: Instant) -> None:
-        self._tx = tx
-        self._name = name
-        self._now = now
-
-    @property
-    def queue(self) -> claims.QueueInForce:
-        """Its row as it is by now, or `UnknownQueue`."""
-        return known_queue(self._tx, self._name)
-
-    @cached_property
-    def number(self) -> int:
-        return self.queue.id
-
-    @cached_property
-    def sharing(self) -> Sharing:
-        return Sharing(self._tx, self.number)
-
-    def load(self) -> Loaded:
-        return Loaded(self._tx, self.queue, self._now)
-
-    def in_force(self) -> tuple[Policy, Instant]:
-        return self.queue.policy, self._now
-
-    def ask(self, ask: Ask) -> Found:
-        return claims.found(self._tx, self.number if ask.is_of_board else 0, ask)
-
-    def forced(self, want: int) -> list[Forced]:
-        return claims.forced_jobs(self._tx, self.number, want)
-
-    def kept_places(self, policy: Policy) -> list[KeptPlaces]:
-        """With what bells that nobody has folded will say: places given back are still counted, new ones are not."""
-        if policy.sequence is None:
-            return []
-        tx, queue = self._tx, self.queue
-        told = [*tx.all("count_kept_places", queue.id), *tx.all("select_unfolded_places", queue.id)]
-        places = [KeptPlaces(priority, decode_keys(keys), count) for priority, keys, count in told]
-        bells = [bell for (text,) in tx.all("select_unfolded", queue.id) for bell in rows.releases(text) if bell.kept]
-        if bells:
-            named = claims.tail_of(tx, queue).find(lanes={bell.lane for bell in bells})
-            lanes = {lane.id: lane for lane in claims.answer(tx, queue, named).lanes}
-            found = [(lanes[bell.lane], bell.kept) for bell in bells if bell.lane in lanes]
-            places += [KeptPlaces(lane.priority, lane.keys, -kept) for lane, kept in found]
-        return places
-
-    def fold_all(self) -> Loaded:
-        return Loaded(self._tx, claims.fold_all(self._tx, self.queue, self._now), self._now)
-
-    def checkpoint(self, loaded: Loaded) -> None:
-        claims.checkpoint(self._tx, self.queue, self._now)
-
-    def to_tables(self, loaded: Loaded) -> None:
-        claims.to_tables(self._tx, self.queue, self._now)
-
-    def select_all(self) -> tuple[list[FlowRow], list[LaneRow], list[GateRow]]:
-        tx, queue = self._tx, self.number
-        return (
-            [rows.flow(row) for row in tx.all("select_all_flows", queue)],
-            [rows.lane(row) for row in tx.all("select_all_lanes", queue)],
-            [rows.gate(row) for row in tx.all("select_all_gates", queue)],
-        )
-
-    def replace(self, rebuilt: Rebuilt, now: Instant) -> None:
-        claims.replace_board(self._tx, self.number, rebuilt, now)
-
-    def put_gates(self, gates: Sequence[GateRow], now: Instant) -> None:
-        claims.put_gates(self._tx, self.number, gates, now)
-
-    def note_removed(self, loaded: Loaded, removed: Removed, ready: int, running: int) -> None:
-        claims.note_removed(self._tx, self.queue, removed, ready, running)
-
-
-def known_queue(tx: Transaction, name: str) -> claims.QueueInForce:
-    """A queue by its name, or `UnknownQueue`."""
-    queue = claims.load_queue(tx, name)
-    if queue is None:
-        raise no_such_queue(name)
-    return queue
 
 
 def _bound(value: Any) -> Any:
@@ -246,6 +437,17 @@ def _bound(value: Any) -> Any:
     return msgspec.json.encode(value).decode()
 
 
-def perform(tx: Transaction, procedure: Procedure[T]) -> T:
-    """Carry out a procedure that needs no more than a transaction."""
-    return Driver(tx, QueueClock(SystemClock()), {}).perform(procedure)
+def _found(tx: Transaction, given: Sequence[UUID]) -> dict[UUID, Row]:
+    looked_up = ((job, tx.one("select_ended", job.bytes)) for job in given)
+    return {job: row for job, row in looked_up if row is not None}
+
+
+def _states(found: dict[UUID, Row]) -> list[Row]:
+    """Each job and its state, and that nobody else is at it."""
+    return [(job, row[1], False) for job, row in found.items()]
+
+
+def _move(tx: Transaction, found: Sequence[Row], to: int, lane: bytes) -> None:
+    """They keep their positions."""
+    tx.run_many("move_job", [(to, lane, row[0]) for row in found])
+    tx.run_many("move_forced", [(to, row[1]) for row in found])

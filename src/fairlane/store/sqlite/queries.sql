@@ -6,7 +6,7 @@ values (?, ?, ?, 1)
 on conflict (name) do nothing
 
 -- name: select_queue
-select id, policy, digest, version, applied_at, amended, seq, token, stored, base, format, vtime, cursor, cursor_tie, tie, cost
+select id, policy, version, applied_at, amended, seq, token, stored, base, format, vtime, cursor, cursor_tie, tie, cost
 from queues
 where name = ?
 
@@ -751,7 +751,7 @@ where id = ?
 
 -- Jobs that run one after the other.
 
--- name: count_kept_places
+-- name: select_places_kept
 -- Jobs that wait for another attempt, by their lanes.
 select priority, lane_keys, count(*)
 from jobs indexed by jobs_keeping_place

@@ -5,23 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.scheduler.snapshot import Arrival, Contender, FlowRow, GateRow, LaneRow, Release, SharedGateRow
+from fairlane.scheduler.snapshot import Arrival, Contender, Release, SharedGateRow
 from fairlane.store.rows import Row as Row
 from fairlane.store.rows import claim_of as claim_of
 from fairlane.store.rows import decode_given, decode_key, decode_keys
 from fairlane.store.rows import encode as encode
-
-
-def flow(row: Row) -> FlowRow:
-    return FlowRow(row[0], decode_key(row[1]), *row[2:])
-
-
-def lane(row: Row) -> LaneRow:
-    return LaneRow(row[0], row[1], row[2], decode_keys(row[3]), *row[4:])
-
-
-def gate(row: Row) -> GateRow:
-    return GateRow(row[0], row[1], decode_key(row[2]), *row[3:])
 
 
 class Bell(msgspec.Struct):

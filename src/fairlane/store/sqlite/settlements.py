@@ -11,8 +11,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob
-from fairlane.job import Claim, NewJob, Outcome, StampedEffects, State
-from fairlane.policy.unique import Conflict
+from fairlane.job import Claim, StampedEffects, State
 from fairlane.scheduler.settlement import Settlement, Verdict, abandoned_by
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.faults import Fault, of_sqlite
@@ -57,10 +56,8 @@ class _Tally:
         self.landed = landed
         """By job that is done, what its follow-ups have met."""
         self.ended: Counter[bytes] = Counter()
-        self.woken: Counter[int] = Counter()
         self.timed: set[int] = set()
         """Queues in which a job is due later, or was due just now: one waiter has to learn until when to sleep."""
-        self.replaced: list[UUID] = []
 
     def release(
         self,
@@ -103,22 +100,15 @@ class _Tally:
         self.ended[settlement.lease.bytes] += 1
 
 
-def settle(
-    tx: Transaction,
-    settlements: Iterable[Settlement],
-    now: Instant,
-    landed: Landings | None = None,
-) -> tuple[list[UUID], dict[int, int], list[UUID]]:
-    """Apply what still holds its lease.
-
-    Returns the jobs whose claim was lost, how many may start now by queue, and the jobs that follow-ups replaced.
-    """
-    tally = _Tally(now, {} if landed is None else landed)
+def settle(tx: Transaction, settlements: Sequence[Settlement], now: Instant, landed: Landings) -> list[UUID]:
+    """Apply what still holds its lease; returns the jobs whose claim was lost."""
+    tally = _Tally(now, landed)
     lost: list[UUID] = []
     # One after the other, as they are given; of those that are done, without effects, a whole stretch at once.
     for is_plain, stretch in groupby(settlements, lambda each: each.to is State.DONE and each.effects is None):
         lost += (_finish if is_plain else _settle_each)(tx, list(stretch), tally)
     _ring(tx, tally)
+    tx.ended += [each.job for each in settlements]
     for lease, count in tally.ended.items():
         if tx.value("drop_claims", count, lease) == 0:
             tx.run("delete_lease", lease)
@@ -126,9 +116,9 @@ def settle(
     behind = {queue for gate, *_ in tally.shared for (queue,) in tx.all("select_queues_behind", gate)}
     for queue in behind | {queue for queue, *_ in tally.releases}:
         # A freed slot makes a waiting job claimable, and whoever settles may not be there to claim it.
-        if queue not in tally.woken and (queue in tally.timed or tx.value("has_waiting_work", queue)):
-            tally.woken[queue] = 1
-    return lost, tally.woken, tally.replaced
+        if queue not in tx.woken and (queue in tally.timed or tx.value("has_waiting_work", queue)):
+            tx.woken[queue] = 1
+    return lost
 
 
 def sign(tx: Transaction, settlements: Iterable[Settlement]) -> None:
@@ -170,7 +160,7 @@ def _finish(tx: Transaction, done: Sequence[Settlement], tally: _Tally) -> list[
         "select_claims", len(done), jobs, leases
     ):
         if position in seen:
-            continue  # told twice: the second comes too late
+            continue  # settled twice in one call: the second comes too late
         seen.add(position)
         settlement = lost.pop(number)
         if settlement.result is None:
@@ -199,7 +189,7 @@ def _settle_each(tx: Transaction, settlements: Iterable[Settlement], tally: _Tal
 
 def _land(tx: Transaction, settlement: Settlement, effects: StampedEffects, tally: _Tally) -> None:
     if not settlement.is_death:
-        tally.landed[settlement.job] = _enqueue(tx, effects.jobs, tally) if effects.jobs else {}
+        tally.landed[settlement.job] = jobs.insert(tx, effects.jobs, tally.now) if effects.jobs else {}
         caller_transactions.write(tx, effects.puts, effects.deletes)
         return
     tx.run("begin_effects")
@@ -207,7 +197,7 @@ def _land(tx: Transaction, settlement: Settlement, effects: StampedEffects, tall
         follow_ups = effects.jobs
         while follow_ups:
             try:
-                tell_of_conflicts(settlement, follow_ups, _enqueue(tx, follow_ups, tally))
+                tell_of_conflicts(settlement, follow_ups, jobs.insert(tx, follow_ups, tally.now))
                 break
             except DuplicateJob as error:
                 follow_ups = not_taken(settlement, follow_ups, error.job)
@@ -218,13 +208,6 @@ def _land(tx: Transaction, settlement: Settlement, effects: StampedEffects, tall
         tx.run("undo_effects")
         tx.run("note_error", refused(settlement, error).error, settlement.job.bytes)
     tx.run("keep_effects")
-
-
-def _enqueue(tx: Transaction, follow_ups: Sequence[NewJob], tally: _Tally) -> dict[UUID, Conflict]:
-    ready, conflicts = jobs.insert(tx, follow_ups, tally.now)
-    tally.replaced += [each.holder for each in conflicts.values() if each.outcome is Outcome.REPLACED]
-    tally.woken.update(ready)
-    return conflicts
 
 
 def _settle_one(tx: Transaction, settlement: Settlement, tally: _Tally) -> bool:
@@ -247,16 +230,14 @@ def _settle_one(tx: Transaction, settlement: Settlement, tally: _Tally) -> bool:
     tally.release(settlement, queue, lane, claimed_at, charge, task, shared)
     if to is State.READY:
         tally.arrivals.append((queue, lane, priority, keys, 1, position, ready_at, None, 1, None))
-        tally.woken[queue] += 1
+        tx.woken[queue] += 1
     elif waits:
         tally.timed.add(queue)
     return True
 
 
-def reap(
-    tx: Transaction, now: Instant, limit: int, ended_by: Instant | None = None
-) -> tuple[Reaped, dict[int, int], list[UUID]]:
-    """End the claims of leases that ran out. Returns also how many may start now by queue, and who was replaced."""
+def reap(tx: Transaction, now: Instant, limit: int, ended_by: Instant | None = None) -> Reaped:
+    """End the claims of leases that ran out."""
     settlements: list[Settlement] = []
     tasks: dict[UUID, str] = {}
     leases = tx.all("select_expired_leases", now if ended_by is None else min(now, ended_by), limit)
@@ -270,8 +251,8 @@ def reap(
             tasks[claim.id] = claim.task
         if len(settlements) >= limit:
             break
-    _, woken, replaced = settle(tx, settlements, now)
-    return Reaped(settlements, tx.value("next_lease_end"), tasks), woken, replaced
+    settle(tx, settlements, now, {})
+    return Reaped(settlements, tx.value("next_lease_end"), tasks)
 
 
 def claims_beside(tx: Transaction, worker: UUID, leases: Collection[UUID]) -> list[Claim]:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
-import msgspec
-
 from fairlane.clock import Clock, Instant, SystemClock, microseconds
 from fairlane.errors import InvalidPolicy, SchemaOutOfDate
-from fairlane.job import Claim, JobRecord, NewJob, Outcome
+from fairlane.job import Claim, JobRecord, NewJob
 from fairlane.policy.partitions import as_divided
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
@@ -25,8 +23,7 @@ from fairlane.store.boards import KEPT_EVERY, PLANS_AT_MOST, Checkpoints, QueueC
 from fairlane.store.health import Health, SqliteHealth
 from fairlane.store.procedures import Work
 from fairlane.store.protocol import (
-    Adopted,
-    Choice,
+    Asked,
     Claimed,
     Landings,
     Listener,
@@ -36,17 +33,14 @@ from fairlane.store.protocol import (
     Store,
     WorkerIdentity,
 )
-from fairlane.store.results import forever
 from fairlane.store.rows import Declared, cancelled_too_fast
 from fairlane.store.scripts import Schema
-from fairlane.store.sqlite import claims, jobs, results
+from fairlane.store.sqlite import claims, jobs, wakeups
 from fairlane.store.sqlite.caller_transactions import in_callers_transaction
 from fairlane.store.sqlite.database import Database, Transaction
-from fairlane.store.sqlite.procedures import Driver, Nudges, known_queue
-from fairlane.store.sqlite.rows import claim_of
+from fairlane.store.sqlite.procedures import Driver
 from fairlane.store.sqlite.settlements import claims_beside, reap, settle, sign, truly_lost
-from fairlane.store.sqlite.wakeups import SCHEDULES, SqliteListener, nudge
-from fairlane.store.sqlite.wakeups import take_waiters as _take_waiters
+from fairlane.store.sqlite.wakeups import WORK, SqliteListener, nudge, take_waiters
 
 T = TypeVar("T")
 SCHEMA = Schema.of("sqlite")
@@ -60,7 +54,7 @@ class SqliteStore(Store):
         self._clock = QueueClock(clock or SystemClock())
         self._durable_claims = durable_claims
         self._memory: dict[Any, Any] = {}
-        self._results = results.ResultListener(self._database)
+        self._results = wakeups.ResultListener(self._database, self.job, self._clock.sleep_until)
         self._checkpoints = Checkpoints(self._database.boards, self._checkpoint, self._add_up_claims)
         self.rows_read = 0
 
@@ -115,83 +109,51 @@ class SqliteStore(Store):
     ) -> dict[UUID, Conflict]:
         if not new:
             return {}
-        if tx is not None:
-            conflicts = await self._borrowed(tx, lambda inner: _enqueue(inner, new, self._clock.now()))
-            if progress is not None:
-                progress(len(new))
-            return conflicts
+        progress = progress or (lambda _: None)
 
-        def work(inner: Transaction) -> tuple[list[UUID], set[UUID], dict[UUID, Conflict]]:
-            ready, conflicts = jobs.insert(inner, new, self._clock.now())
-            replaced = [each.holder for each in conflicts.values() if each.outcome is Outcome.REPLACED]
-            return _take_waiters(inner, ready), results.take_waiters(inner, replaced), conflicts
+        def work(inner: Transaction) -> dict[UUID, Conflict]:
+            return jobs.insert(inner, new, self._clock.now())
 
-        waiters, awaiting, conflicts = await self._write(work)
-        await self._nudge(waiters)
-        _announce(awaiting)
-        if progress is not None:
-            progress(len(new))
+        conflicts = await (self._write(work) if tx is None else self._borrowed(tx, work))
+        progress(len(new))
         return conflicts
 
     async def foresee(self, new: Sequence[NewJob]) -> dict[UUID, Conflict]:
         return await self._database.read(lambda tx: jobs.admitted(tx, new, self._clock.now()).conflicts)
 
-    async def claim(
-        self,
-        queue: str,
-        want: Callable[[], int],
-        *,
-        worker: WorkerIdentity,
-        lease: timedelta,
-        listener: Listener | None = None,
-        start_lag: int = 0,
-        ahead: int | None = None,
-        others: Sequence[str] = (),
-        chose: Callable[[Choice], None] | None = None,
-    ) -> Claimed:
-        duration = microseconds(lease)
+    async def claim(self, queue: str, want: Callable[[], int], **options: Any) -> Claimed:
+        """There is one writer at a time: this queue's turn comes as soon as that of any other."""
+        asked = Asked(want=want, **options)
 
-        def work(tx: Transaction) -> tuple[int, Claimed, list[UUID]]:
+        def work(tx: Transaction) -> tuple[int, Claimed]:
             now = self._clock.now()
-            found = self._without_ended(tx, queue, now)
-            count = max(0, min(want(), self._database.most_at_once))
-            ends_at, listens = now + duration, listener is not None
-            claimed, rung = claims.claim(
-                tx,
-                found,
-                count,
-                now=now,
-                worker=worker,
-                lease_expires_at=ends_at,
-                lag=start_lag,
-                ahead=ahead,
-                listens=listens,
-            )
+            scheduling, loaded = self._opened(tx, queue, now)
+            want = max(0, min(asked.want(), self._database.most_at_once))
+            claimed = claims.claim(tx, scheduling, loaded, want, asked)
             self.rows_read += tx.rows_read
-            if listener is not None and (len(claimed.claims) < count or claimed.paces):
-                tx.run("register_waiter", found.id, worker.id.bytes, now)
-            else:
-                tx.run("withdraw_waiter", found.id, worker.id.bytes)
-            left = {found.id: 1} if claimed.more and len(claimed.claims) >= count else {}
-            return found.id, claimed, _take_waiters(tx, left | rung)
+            number, is_short = scheduling.number, len(claimed.claims) < want
+            _register(tx, number, asked.worker, now if asked.listener and (is_short or claimed.paces) else None)
+            if claimed.more and not is_short:
+                tx.woken[number] = 1
+            return number, claimed
 
         for _ in range(PLANS_AT_MOST):
             try:
-                number, claimed, waiters = await self._database.write(work, durable=self._durable_claims)
+                number, claimed = await self._write(work, durable=self._durable_claims)
             except Raced:
                 continue
             self._checkpoints.soon(number)
-            await self._nudge(waiters)
             return claimed
         raise cancelled_too_fast(queue)
 
-    def _without_ended(self, tx: Transaction, name: str, now: Instant) -> claims.QueueInForce:
-        """A queue, once the overrides are gone whose time has come."""
-        queue = known_queue(tx, name)
-        if not (expired := queue.policy.overrides.expired(now)):
-            return queue
-        Driver(tx, self._clock, self._memory).perform(policies.end_overrides(queue.policy, expired, now))
-        return known_queue(tx, name)
+    def _opened(self, tx: Transaction, name: str, now: Instant) -> tuple[claims.Scheduling, claims.Loaded]:
+        """A queue's board, once the overrides are gone whose time has come."""
+        scheduling = claims.Scheduling(tx, name, now)
+        loaded = scheduling.load()
+        if loaded.expired:
+            Driver(tx, self._clock, self._memory, is_locked=True).perform(policies.end_expired(name).make())
+            loaded = scheduling.load()
+        return scheduling, loaded
 
     async def _checkpoint(self, queue: int) -> None:
         """Write what the tables of a queue do not hold."""
@@ -199,7 +161,8 @@ class SqliteStore(Store):
         def work(tx: Transaction) -> None:
             name = tx.value("select_queue_name", queue)
             if name is not None:
-                claims.checkpoint(tx, known_queue(tx, name), self._clock.now())
+                scheduling = claims.Scheduling(tx, name, self._clock.now())
+                Driver(tx, self._clock, self._memory).perform(scheduling.checkpoint(scheduling.load()))
 
         await self._database.write(work, durable=False)
 
@@ -209,23 +172,19 @@ class SqliteStore(Store):
             await self._add_some_up(name)
 
     async def look(self, queue: str, want: int, *, worker: WorkerIdentity, listener: Listener) -> Looked:
-        def work(tx: Transaction) -> tuple[Looked, list[UUID]]:
+        def work(tx: Transaction) -> Looked:
             now = self._clock.now()
-            found = self._without_ended(tx, queue, now)
+            scheduling, loaded = self._opened(tx, queue, now)
             if want <= 0:
-                tx.run("withdraw_waiter", found.id, worker.id.bytes)
-                return Looked(0, now, None, look_again=False), _take_waiters(tx, {found.id: 1})
-            looked, rung = claims.look(tx, found, want, now=now)
+                _register(tx, scheduling.number, worker, None)
+                tx.woken[scheduling.number] = 1
+                return Looked(0, now, None, look_again=False)
+            looked = claims.look(tx, scheduling, loaded, want)
             self.rows_read += tx.rows_read
-            if looked.claimable < want:
-                tx.run("register_waiter", found.id, worker.id.bytes, now)
-            else:
-                tx.run("withdraw_waiter", found.id, worker.id.bytes)
-            return looked, _take_waiters(tx, rung)
+            _register(tx, scheduling.number, worker, now if looked.claimable < want else None)
+            return looked
 
-        looked, waiters = await self._database.write(work, durable=False)
-        await self._nudge(waiters)
-        return looked
+        return await self._write(work, durable=False)
 
     async def settle(
         self,
@@ -235,20 +194,18 @@ class SqliteStore(Store):
         tx: Any = None,
         landed: Landings | None = None,
     ) -> list[UUID]:
-        if tx is not None:
-            return await self._borrowed(tx, lambda inner: _settle(inner, settlements, self._clock.now(), landed))
+        landed = {} if landed is None else landed
 
-        def work(tx: Transaction) -> tuple[list[UUID], list[UUID], set[UUID]]:
-            lost, ready, replaced = settle(tx, settlements, self._clock.now(), landed)
-            if lost and is_repeated:
-                lost = truly_lost(tx, settlements, lost)
-            ended = (*(each.job for each in settlements), *replaced)
-            return lost, _take_waiters(tx, ready), results.take_waiters(tx, ended)
+        def work(inner: Transaction) -> list[UUID]:
+            lost = settle(inner, settlements, self._clock.now(), landed)
+            if tx is not None:
+                # Who waits for results is nudged by whoever settles these once more.
+                sign(inner, [each for each in settlements if each.job not in lost])
+            elif lost and is_repeated:
+                return truly_lost(inner, settlements, lost)
+            return lost
 
-        lost, waiters, result_waiters = await self._write(work)
-        _announce(result_waiters)
-        await self._nudge(waiters)
-        return lost
+        return await (self._write(work) if tx is None else self._borrowed(tx, work))
 
     async def renew(self, leases: Sequence[UUID], lease: timedelta) -> Renewed:
         duration = microseconds(lease)
@@ -261,40 +218,6 @@ class SqliteStore(Store):
 
         return await self._database.write(work, durable=False)
 
-    async def adopt(
-        self,
-        job: UUID,
-        lease: UUID,
-        own: UUID,
-        *,
-        tasks: Sequence[str],
-        worker: WorkerIdentity,
-        lease_for: timedelta,
-    ) -> Adopted | None:
-        def work(tx: Transaction) -> Adopted | None:
-            found = tx.one("select_adoptable", job.bytes, lease.bytes, own.bytes)
-            if found is None:
-                return None
-            *columns, claimed_at, queue, position, under = found
-            claim = claim_of(columns, own, queue, claimed_at)
-            if claim.task not in tasks:
-                return None
-            at = self._clock.time()
-            now = at.now
-            ends_at = now + microseconds(lease_for)
-            if under == own.bytes:
-                tx.run("renew_lease", ends_at, now, own.bytes)
-            else:
-                held = msgspec.json.encode([position]).decode()
-                tx.run("insert_lease", own.bytes, worker.id.bytes, ends_at, now, 1, held)
-                tx.run("adopt_job", own.bytes, worker.name, position)
-                if tx.value("drop_claims", 1, lease.bytes) == 0:
-                    tx.run("delete_lease", lease.bytes)
-                    tx.run("delete_cancellations", lease.bytes)
-            return Adopted(claim, at)
-
-        return await self._database.write(work, durable=True)
-
     async def claims_beside(self, worker: UUID, leases: Collection[UUID]) -> list[Claim]:
         return await self._database.read(lambda tx: claims_beside(tx, worker, leases))
 
@@ -302,29 +225,17 @@ class SqliteStore(Store):
         """Nobody has to be woken: listeners see by themselves that somebody has written."""
 
     async def reap(self, limit: int = 1_000, *, ended_by: Instant | None = None) -> Reaped:
-        def work(tx: Transaction) -> tuple[Reaped, list[UUID], set[UUID]]:
-            reaped, ready, replaced = reap(tx, self._clock.now(), limit, ended_by)
-            results.forget_deaf_waiters(tx)
-            return (
-                reaped,
-                _take_waiters(tx, ready),
-                results.take_waiters(tx, [*(each.job for each in reaped.settled), *replaced]),
-            )
+        def work(tx: Transaction) -> Reaped:
+            wakeups.forget_deaf_waiters(tx)
+            return reap(tx, self._clock.now(), limit, ended_by)
 
-        reaped, waiters, result_waiters = await self._database.write(work, durable=False)
-        _announce(result_waiters)
-        await self._nudge(waiters)
-        return reaped
+        return await self._write(work, durable=False)
 
     async def health(self, *, brief: bool = False) -> Health:
         return await self._database.read(lambda tx: _examine_file(tx, self._database.path, brief=brief))
 
     async def wait_until_ended(self, job: UUID, until: Instant | None) -> JobRecord:
-        record = await self.job(job)
-        if record.state.is_final:
-            return record
-        alarm = forever if until is None else lambda: self._clock.sleep_until(until)
-        return await self._results.ended(job, lambda: self.job(job), alarm)
+        return await self._results.ended(job, until)
 
     async def listen(self, worker: WorkerIdentity) -> Listener:
         return SqliteListener(worker, self._database, self._clock)
@@ -332,69 +243,53 @@ class SqliteStore(Store):
     async def run(self, work: Work[T], tx: Any = None) -> T:
         terms = work.terms
 
-        def within(inner: Transaction) -> tuple[T, Nudges]:
-            driver = Driver(inner, self._clock, self._memory)
-            return driver.perform(work.make()), driver.nudges()
+        def within(inner: Transaction) -> T:
+            return Driver(inner, self._clock, self._memory, is_locked=terms.locks).perform(work.make())
 
         if tx is not None:
-            found, _ = await self._borrowed(tx, within, writes=terms.writes)
-        elif terms.writes:
-            found, nudges = await self._database.write(within, durable=terms.is_durable, keeps=terms.keeps)
-            for worker in nudges.others:
-                nudge(worker)
-            await self._nudge(nudges.waiters)
-            for worker in nudges.schedule_holders:
-                # Who does not listen yet looks once it does; who is gone is forgotten in time.
-                nudge(worker, SCHEDULES)
-        else:
-            found, _ = await self._database.read(within)
-        return found
+            return await self._borrowed(tx, within, writes=terms.writes)
+        if terms.writes:
+            return await self._write(within, durable=terms.is_durable, keeps=terms.keeps)
+        return await self._database.read(within)
 
     async def _borrowed(self, tx: Any, work: Callable[[Transaction], T], *, writes: bool = True) -> T:
+        """Run `work` in the caller's transaction."""
+
         def begun(inner: Transaction) -> T:
             self._begin(inner, writes)
-            return work(inner)
+            found = work(inner)
+            # Sent before the commit: whoever wakes now waits for the caller's transaction to end, and then looks.
+            for worker in take_waiters(inner, inner.woken):
+                nudge(worker)
+            return found
 
         return await in_callers_transaction(tx, self._database.path, begun, writes=writes)
 
-    async def _write(self, work: Callable[[Transaction], T]) -> T:
-        return await self._database.write(work, durable=True)
+    async def _write(self, work: Callable[[Transaction], T], *, durable: bool = True, keeps: bool = True) -> T:
+        """Run `work` in a write transaction, and nudge whom it wakes once that is committed."""
 
-    async def _nudge(self, workers: Sequence[UUID]) -> None:
-        """Wake these workers. One that is gone is forgotten, and all who wait are woken in its place: it is rare."""
-        gone = [worker for worker in workers if not nudge(worker)]
+        def whole(tx: Transaction) -> tuple[T, list[UUID], dict[UUID, bytes]]:
+            found = work(tx)
+            waiters = take_waiters(tx, tx.woken)
+            return found, waiters, tx.nudged | dict.fromkeys(wakeups.take_result_waiters(tx, tx.ended), WORK)
+
+        found, waiters, nudged = await self._database.write(whole, durable=durable, keeps=keeps)
+        for worker, what in nudged.items():
+            nudge(worker, what)  # who is gone is forgotten in time; who does not listen yet looks once it does
+        gone = [worker for worker in waiters if not nudge(worker)]
         while gone:
+            # It is rare: all who wait are woken in the place of one that is gone.
             others = await self._database.write(lambda tx, gone=gone: _replace(tx, gone), durable=False)  # type: ignore[misc]
             gone = [worker for worker in others if not nudge(worker)]
+        return found
 
 
-def _enqueue(tx: Transaction, new: Sequence[NewJob], now: Instant) -> dict[UUID, Conflict]:
-    """Store jobs in the caller's transaction."""
-    ready, conflicts = jobs.insert(tx, new, now)
-    # Sent before the commit: whoever wakes now waits for the caller's transaction to end, and then looks.
-    for worker in _take_waiters(tx, ready):
-        nudge(worker)
-    return conflicts
-
-
-def _settle(
-    tx: Transaction,
-    settlements: Sequence[Settlement],
-    now: Instant,
-    landed: Landings | None,
-) -> list[UUID]:
-    """End claims in the caller's transaction. Who waits for results is told by whoever settles them once more."""
-    lost, ready, _ = settle(tx, settlements, now, landed)
-    sign(tx, [each for each in settlements if each.job not in lost])
-    for worker in _take_waiters(tx, ready):
-        nudge(worker)
-    return lost
-
-
-def _announce(waiters: Iterable[UUID]) -> None:
-    """Let those look who wait for the end of a job. Who is gone has been forgotten already."""
-    for waiter in waiters:
-        nudge(waiter)
+def _register(tx: Transaction, queue: int, worker: WorkerIdentity, since: Instant | None) -> None:
+    """A worker waits for work in a queue since then, or (`None`) does not wait any more."""
+    if since is None:
+        tx.run("withdraw_waiter", queue, worker.id.bytes)
+    else:
+        tx.run("register_waiter", queue, worker.id.bytes, since)
 
 
 def _replace(tx: Transaction, gone: Sequence[UUID]) -> list[UUID]:
@@ -422,7 +317,7 @@ def _size(path: str) -> int:
 
 
 def _processes_with(file: Path) -> Iterator[int]:
-    """Processes that have the file open, where the system tells (Linux), and of those that this user may ask."""
+    """Processes that have the file open, where the system shows them (Linux), as far as this user may see."""
     for process in Path("/proc").glob("[0-9]*"):
         if int(process.name) == os.getpid():
             continue

@@ -374,18 +374,22 @@ create index releases_in_order on fairlane.releases (queue_id, xid);
 
 -- What statements are given, one value a row: an array of these costs client and server half of what an array for each
 -- column does.
+-- (Keys are text: the connection may be a caller's who has `jsonb` written in another way.)
 create type fairlane.new_job as (
     id uuid,
     queue_id integer,
     task text,
     priority smallint,
     lane bytea,
-    lane_keys jsonb,
-    keys jsonb,
+    lane_keys text,
+    keys text,
     payload bytea,
     max_attempts integer,
     delay bigint,
-    run_at bigint
+    run_at bigint,
+    on_dead bytea,
+    given text,
+    context text
 );
 
 create type fairlane.asked_heads as (
@@ -1538,9 +1542,8 @@ $$;
 -- Producers and operators in Python send the bodies of the next two as statements, which are planned once a session.
 
 -- Store one job, at half the price of several: nothing to take apart and nothing to add up.
--- $1 now or null, $2 whether in the caller's transaction, then the columns of `fairlane.new_job`, $14 for its death, $15 the
--- numbers that it brings along, $16 its context
-create function fairlane.store_job(bigint, boolean, uuid, integer, text, smallint, bytea, jsonb, jsonb, bytea, integer,
+-- $1 now or null, $2 whether in the caller's transaction, then the columns of `fairlane.new_job`
+create function fairlane.store_job(bigint, boolean, uuid, integer, text, smallint, bytea, text, text, bytea, integer,
     bigint, bigint, bytea, text, text)
 returns bigint
 language sql volatile
@@ -1552,18 +1555,18 @@ as $$
     stored as (
         insert into fairlane.jobs (id, queue_id, task, priority, lane, lane_keys, keys, payload, max_attempts, position,
             enqueued_at, ready_at, state, due_at, on_dead, given, given_by, context)
-        select $3::uuid, $4::integer, $5::text, $6::smallint, $7::bytea, $8::jsonb, $9::jsonb, $10::bytea, $11::integer,
+        select $3::uuid, $4::integer, $5::text, $6::smallint, $7::bytea, $8::text::jsonb, $9::text::jsonb, $10::bytea, $11::integer,
             position, now, now,
             case when coalesce($13::bigint + ahead, now + $12::bigint) > now then 0 else 1 end,
             case when coalesce($13 + ahead, now + $12) > now then coalesce($13 + ahead, now + $12) end,
             $14::bytea, $15::text, case when $15 is not null then position end, $16::text
         from clock
-        returning position, ready_at, state, given_by, ctid as place
+        returning position, ready_at, state, given_by, ctid as place, fairlane.keys_of_lane(lane_keys, keys, task) as keys
     ),
     rung as (
         -- One that is due later rings for its numbers alone: they hold from now on.
         insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given, given_by, place)
-        select $4, $7, $6, fairlane.keys_of_lane($8, $9, $5), state, position, ready_at, $15, given_by,
+        select $4, $7, $6, keys, state, position, ready_at, $15, given_by,
             case when state = 1 then place end
         from stored
         where state = 1 or given_by is not null
@@ -2031,7 +2034,7 @@ begin
     begin
         perform fairlane.store_job(case when key_id is not null then now end, true, job, queue_number, task, priority::smallint,
             fairlane.lane_id(home, priority, lane_keys),
-            case when lane_keys = stamped || jsonb_build_object('task', task) then null else lane_keys end, stamped, payload,
+            case when lane_keys = stamped || jsonb_build_object('task', task) then null else lane_keys::text end, stamped::text, payload,
             max_attempts, wait, due, null, given, context::text);
     exception when unique_violation then
         perform fairlane.refuse('FL004',
