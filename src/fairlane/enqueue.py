@@ -347,15 +347,14 @@ class Producing:
         self, calls: Sequence[Call[Any]], tx: Any = None, progress: Progress | None = None, *, pace: bool = False
     ) -> tuple[list[NewJob], dict[UUID, Conflict], Verdicts]:
         """The jobs that these calls ask for, stored; and what became of those that were not."""
-        telemetry, tracing = self.telemetry, self.telemetry.tracing
-        if tracing.tracer() is None:
+        telemetry, spans = self.telemetry, self.telemetry.spans()
+        if spans is None:
             jobs, stored, conflicts, verdicts = await self._store_jobs(calls, tx, progress, pace=pace)
         else:
             queues = list({_queue_of(call): None for call in calls})
-            with tracing.sending(queues, list({call.task.name: None for call in calls}), len(calls)) as sending:
+            with spans.sending(queues, list({call.task.name: None for call in calls}), len(calls)) as span:
                 jobs, stored, conflicts, verdicts = await self._store_jobs(calls, tx, progress, pace=pace)
-                if sending is not None:
-                    sending.stored(stored)
+                spans.stored(span, stored)
         telemetry.enqueued(stored, conflicts, self._clock.now)
         return jobs, conflicts, verdicts
 
@@ -381,7 +380,7 @@ class Producing:
     async def stamped(self, calls: Sequence[Call[Any]]) -> list[NewJob]:
         """The jobs that these calls ask for."""
         await self.look_again()
-        trace = self.telemetry.tracing.carried()
+        trace = self.telemetry.carried()
         ids = new_job_ids(self._clock.now(), len(calls))
         jobs: list[NewJob] = []
         stamper: Stamper | None = None
@@ -441,7 +440,7 @@ class Producing:
         if policy is None:
             raise _unknown(call)
         (job,) = new_job_ids(self._clock.now(), 1)
-        trace = self.telemetry.tracing.carried()
+        trace = self.telemetry.carried()
         stamper = Stamper(call, policy, self._max_payload, self.stamp, self._source_of(name), trace)
         return stamper.stamp(call, call.options.id or job)
 

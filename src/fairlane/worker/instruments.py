@@ -66,15 +66,14 @@ class Watching:
         self._time = time
         self._failures = telemetry.failures
         self._hooks = telemetry.hooks
-        self._tracing = telemetry.tracing
-        self._is_traced = telemetry.tracing.tracer() is not None
+        self._tracing = telemetry.spans()
         self._worker = {"worker": identity.name}
         self._store = store
         self._nested = nested
         self._origins: OrderedDict[UUID, Carried] = OrderedDict()
         self._last_runs: OrderedDict[UUID, SpanContext] = OrderedDict()
         self._spans: dict[RunningJob, Span] = {}
-        self.is_wanted = read is not None or self._is_traced or bool(self._hooks)
+        self.is_wanted = read is not None or self._tracing is not None or bool(self._hooks)
         """Whether anybody asked for events, metrics or traces of single jobs."""
 
     def tell(self, kind: type[Event], **fields: Any) -> None:
@@ -85,7 +84,7 @@ class Watching:
 
     async def find_origins(self, claims: Sequence[Claim]) -> None:
         """Look up where these jobs were enqueued, for the spans of their runs. They run without it too."""
-        if not claims or not self._is_traced:
+        if not claims or self._tracing is None:
             return
         try:
             async with asyncio.timeout(FOUND_WITHIN):
@@ -145,7 +144,7 @@ class Watching:
         waited = self.count_start(claim)
         if self._hooks.wants(JobStarted):
             self.tell(JobStarted, **_attempt(claim), waited=timedelta(microseconds=max(0, waited)))
-        if not self._is_traced:
+        if self._tracing is None:
             return None
         span = self._tracing.processing(
             claim, self._origins.pop(claim.id, None), self._last_runs.pop(claim.id, None), nested=self._nested
@@ -156,7 +155,8 @@ class Watching:
         return self._tracing.attach(span)
 
     def left(self, entered: object) -> None:
-        self._tracing.detach(entered)
+        if self._tracing is not None:
+            self._tracing.detach(entered)
 
     def ended(self, run: RunningJob, settlement: Settlement | None, ran: int, error: BaseException | None) -> None:
         """A handler has ended after so many microseconds; without a settlement, its claim is lost."""
@@ -172,7 +172,7 @@ class Watching:
                 ran=timedelta(microseconds=ran),
                 error=None if settlement is None else settlement.error,
             )
-        if (span := self._spans.pop(run, None)) is not None:
+        if self._tracing is not None and (span := self._spans.pop(run, None)) is not None:
             is_failed = settlement is None or settlement.verdict is Verdict.FAILED
             said = None if settlement is None else settlement.error
             self._tracing.end(span, error, outcome, is_failed=is_failed, said=said)
