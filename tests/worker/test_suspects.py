@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
 import pytest
@@ -20,8 +19,7 @@ from fairlane.store import records
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.worker.claims import Pacer
 from fairlane.worker.execution import Run
-from fairlane.worker.processes import Begin, BlackBox, End, Noted
-from fairlane.worker.runs import Stop
+from fairlane.worker.processes import Begin, BlackBox, End, Ended, Mate, Noted, Order
 from tests.store.harness import operations_on
 from tests.waiting import until, until_found
 from tests.worker.harness import WatchedStore, reaches, turns, working
@@ -114,40 +112,50 @@ async def test_others_wait_for_a_bounded_time_until_a_suspect_can_be_alone(
             await suspect.result()
 
 
-class Cell:
-    """A process for one job at a time, that is there at once and whose jobs end when they are told."""
+class Cell(Mate):
+    """A process that is there at once, and whose jobs end when they are told."""
+
+    made: ClassVar[list[Cell]] = []
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.began: list[UUID] = []
+        self.made.append(self)
 
     is_ready = True
-    block = None
-
-    def __init__(self) -> None:
-        self.began: list[UUID] = []
-        self._end = asyncio.Event()
-
-    def end(self) -> None:
-        self._end.set()
-
-    async def run(self, begin: Begin, on_begin: Callable[[int], None]) -> End:
-        claim = begin.jobs[0].claim
-        self.began.append(claim.id)
-        await self._end.wait()
-        self._end.clear()
-        return End(claim.id, settle(claim, Done(None), 0))
 
     async def start(self) -> None: ...
 
-    def interrupt(self, job: UUID, reason: Stop) -> None:
-        self.end()
+    async def gone(self) -> str:
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
 
-    async def leave(self, within: float) -> None: ...
+    def send(self, order: Order) -> None:
+        assert isinstance(order, Begin)
+        self.began += [handed.claim.id for handed in order.jobs]
+
+    def begun(self) -> dict[UUID, Noted]:
+        return dict.fromkeys(self.runs, Noted.RUNS)
+
+    def end(self) -> None:
+        (run,) = self.runs.values()
+        self._hear_news(self, Ended([End(run.claim.id, settle(run.claim, Done(None), 0))]))
+
+
+async def the_cell(clock: ManualClock) -> Cell:
+    """The process that the first suspect asks for; that suspect comes back after a second."""
+    await until(lambda: bool(Cell.made))
+    await turns(60)
+    clock.advance("1s")
+    return Cell.made[0]
 
 
 async def test_a_suspect_that_waits_behind_another_is_not_claimed_in_vain_and_starts_once_that_ends(
     app: App, store: WatchedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It was claimed and given back once a second for as long as the other ran.
-    cell = Cell()
-    monkeypatch.setattr("fairlane.worker.worker.LoneProcess", lambda command: cell)
+    monkeypatch.setattr("fairlane.worker.children.Mate", Cell)
+    monkeypatch.setattr(Cell, "made", [])
 
     @app.task
     async def work(number: int) -> None: ...
@@ -156,6 +164,7 @@ async def test_a_suspect_that_waits_behind_another_is_not_claimed_in_vain_and_st
         jobs = await work.enqueue_many([work.call(number) for number in range(3)])
         await settle_next(store.real, 3, Lost("its process died", SEEN))
         async with working(app, concurrency=10, lease="1d", command=("python",)):
+            cell = await the_cell(clock)
             await until(lambda: len(cell.began) == 1)
             for _ in range(240):
                 clock.advance("500ms")
@@ -184,8 +193,8 @@ async def test_a_suspect_that_a_limit_holds_keeps_no_other_from_running_alone(
     app: App, store: WatchedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It is called back and cannot come: the next one follows after a second.
-    cell = Cell()
-    monkeypatch.setattr("fairlane.worker.worker.LoneProcess", lambda command: cell)
+    monkeypatch.setattr("fairlane.worker.children.Mate", Cell)
+    monkeypatch.setattr(Cell, "made", [])
 
     @app.task
     async def work(number: int) -> None: ...
@@ -194,6 +203,7 @@ async def test_a_suspect_that_a_limit_holds_keeps_no_other_from_running_alone(
         first, second, third = await work.enqueue_many([work.call(number) for number in range(3)])
         await settle_next(store.real, 3, Lost("its process died", SEEN))
         async with working(app, concurrency=10, lease="1d", command=("python",)):
+            cell = await the_cell(clock)
             await until(lambda: len(cell.began) == 1)
             for _ in range(60):
                 clock.advance("500ms")

@@ -16,20 +16,22 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
-from fairlane.clock import SECOND
+from fairlane.clock import SECOND, lasting
 from fairlane.errors import FairlaneError, StoreUnavailable
 from fairlane.job import Claim, State
 from fairlane.policy.partitions import LEARNED_EVERY
-from fairlane.scheduler.settlement import SEEN, UNSEEN, Interrupted, Lost, Outcome, Settlement, settle
+from fairlane.scheduler.settlement import SEEN, UNSEEN, Interrupted, Lost, Outcome, Released, Settlement, settle
+from fairlane.store import operators
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.stats_values import BlockedLoop
 from fairlane.task import Task
 from fairlane.waits import Alarm, StoreTime, jittered, pause
 from fairlane.worker.claims import QueueSlots, ShareSlots, Slots
-from fairlane.worker.execution import ALONE_LATER, PROCESS_STARTS, Execution, Run
+from fairlane.worker.execution import Execution, Run
 from fairlane.worker.instruments import Watching
 from fairlane.worker.logs import log_end
 from fairlane.worker.options import QueueShare, WorkerOptions
@@ -76,23 +78,44 @@ NAMED = 10
 """How many jobs a log line names at most."""
 
 
+ALONE_LATER, LONGEST_ALONE_LATER = SECOND, 30 * SECOND
+"""A suspect that cannot run alone yet is given back for this long, doubled each time, so that it holds no limit
+meanwhile. It is called back when the job that runs alone has ended."""
+
+
+@dataclass(slots=True)
+class PutOff:
+    """A suspect that waits for its turn to run alone; by the monotonic clock."""
+
+    since: int
+    delay: int = ALONE_LATER
+    due_at: int = 0
+
+
 class KeepsDying(FairlaneError):
     """A process of this worker keeps dying, and no job causes it."""
 
 
 class Crew(Execution):
-    """The runs of a worker whose jobs run in child processes."""
+    """The runs of a worker that has child processes: for all jobs, or, with `processes=1`, for suspects alone."""
 
     def __init__(self, *given: Any, options: WorkerOptions, troubles: Troubles, **named: Any) -> None:
         super().__init__(*given, **named)
         self._troubles = troubles
         self._command = options.command
-        self._places = options.processes
+        self._places = options.processes if options.processes > 1 else 0
         self._each = options.concurrency
         self._mates: list[Mate] = []
         self._spare: Mate | None = None
-        """For a suspect when no other process is idle."""
+        """For a suspect when no other process is idle. It is started when the first one comes."""
+        self._preparing: asyncio.Task[None] | None = None
+        """Starts the spare process, and waits for its end."""
+        self._put_off: dict[UUID, PutOff] = {}
+        """Suspects that were given back because another runs alone, in the order in which they came."""
+        self._recalls = Alarm(self._clock, self._recall)
+        self._recalling: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
+        """A job that was handed over has ended."""
         self._check = Alarm(self._clock, self._take_back_overdue)
         self._handover = 0
         """Microseconds from here to the handler: roughly the recent maximum."""
@@ -142,8 +165,10 @@ class Crew(Execution):
             await pause(self._clock, wait)
 
     def _measure(self) -> None:
-        """Update the number of slots, which changes with the processes."""
-        self._slots.concurrency = sum(mate.capacity for mate in self._all())
+        """Update the number of slots, which changes with the processes. The spare one adds what runs there."""
+        own = 0 if self._places else self._each
+        spare = 0 if self._spare is None else len(self._spare.runs)
+        self._slots.concurrency = own + spare + sum(mate.capacity for mate in self._mates)
 
     def _all(self) -> list[Mate]:
         return self._mates if self._spare is None else [*self._mates, self._spare]
@@ -151,10 +176,13 @@ class Crew(Execution):
     # From claim to handler.
 
     def _decoded(self, task: Task[..., Any], claim: Claim) -> tuple[Any, Any]:
-        return (), {}  # where it runs
+        return ((), {}) if self._places else super()._decoded(task, claim)  # or where it runs
 
     def _fill_slots(self) -> None:
         waiting = self.waiting
+        if not self._places:
+            super()._fill_slots()
+            return
         if not waiting:
             return
         free = sorted([mate for mate in self._mates if mate.free > 0], key=lambda mate: len(mate.runs))
@@ -202,31 +230,66 @@ class Crew(Execution):
         """Run it in a process that runs nothing else, or give it back if there is none. It is not kept here: if this
         process died, nobody could tell which of its jobs had run, and each would be charged."""
         mate = self._idle()
-        if mate is None:
-            self._prepare_room()
-            if self._spare is None or not self._spare.is_ready:
-                self._give_up_turn(run, PROCESS_STARTS, ALONE_LATER)
-                return
-            alone = [each for mate in self._all() if mate.is_alone for each in mate.runs.values()]
-            self._put_off_until_alone(run, min(alone, key=lambda each: each.started_at, default=None))
+        if mate is not None:
+            self._put_off.pop(run.claim.id, None)
+            self._hand(mate, [run])
+            mate.is_alone = True
+            self._measure()
             return
-        self._put_off.pop(run.claim.id, None)
-        self._hand(mate, [run])
-        mate.is_alone = True
-        self._measure()
+        self._prepare_spare()
+        if run.pace is not None:
+            self._pacer.drop(run)
+        if self._spare is None:
+            released = Released("the process that is to run it alone is starting", ALONE_LATER)
+        else:
+            released = self._put_off_until_alone(run)
+        self._refuse(run.queue, run.claim, released)
 
     def _idle(self) -> Mate | None:
         """A process that runs nothing; the spare one comes last."""
         return next((each for each in self._all() if each.is_ready and each.free and not each.runs), None)
 
-    def _has_room_alone(self) -> bool:
-        return self._idle() is not None
+    def _put_off_until_alone(self, run: Run) -> Released:
+        """Others run alone: give it back, for longer each time."""
+        now = self._now()
+        for job in [job for job, each in self._put_off.items() if each.due_at + 2 * LONGEST_ALONE_LATER < now]:
+            del self._put_off[job]  # others have run them
+        found = self._put_off.setdefault(run.claim.id, PutOff(now))
+        delay, found.due_at, found.delay = found.delay, now + found.delay, min(2 * found.delay, LONGEST_ALONE_LATER)
+        alone = [each for mate in self._all() if mate.is_alone for each in mate.runs.values()]
+        if not alone:
+            return Released("no process is free to run it alone; its turn comes later", delay)
+        first = min(alone, key=lambda each: each.started_at)
+        ran, waited = lasting(self.ran(first) / SECOND), lasting((now - found.since) / SECOND)
+        reason = f"job {first.claim.id} ({first.claim.task}) has run alone for {ran}, and its turn comes later"
+        return Released(f"{reason}; it has waited for {waited}" if now - found.since >= SECOND else reason, delay)
 
-    def _prepare_room(self) -> None:
+    def _recall(self) -> None:
+        """A job that ran alone has ended: make the suspect that has waited longest due now. If a limit holds that one,
+        the next one follows."""
+        now = self._now()
+        sleeping = [(job, each) for job, each in self._put_off.items() if each.due_at > now]
+        if not sleeping or self._slots.is_closed:
+            return
+        if self._idle() is None:
+            self._prepare_spare()
+            return
+        job, found = sleeping[0]
+        found.due_at = now
+        self._recalling = self.loop.create_task(self._make_due(job), name="fairlane-recall")
+        self._recalls.set(now + ALONE_LATER)
+
+    async def _make_due(self, job: UUID) -> None:
+        try:
+            await self.store.run(operators.retry_now([job]))
+        except Exception as error:
+            log.debug("job %s is not called back to run alone (%s); it comes by itself", job, error)
+
+    def _prepare_spare(self) -> None:
         if self._preparing is None:
-            self._preparing = self.loop.create_task(self._prepare_spare(), name="fairlane-spare")
+            self._preparing = self.loop.create_task(self._keep_spare(), name="fairlane-spare")
 
-    async def _prepare_spare(self) -> None:
+    async def _keep_spare(self) -> None:
         """Keep one more process, with a single slot, until the worker stops or a job kills it."""
         mate, lost = Mate(self._command, 1, self._hear), 0
         try:
@@ -289,7 +352,7 @@ class Crew(Execution):
         if unbegun:
             self._unbegun(unbegun)
             self._fill_slots()
-        elif self.waiting:
+        elif self.waiting and mate is not self._spare:
             # All others are full, or it would not wait.
             self._fill(mate, len(self.waiting))
         self._slots.note_freed()
@@ -301,8 +364,7 @@ class Crew(Execution):
         self._hand_on(run, settlement)
         if self._watching is not None:
             self._watching.count_end(run.claim, settlement, 0 if settlement is None else settlement.ran)
-        if not self.running:
-            self._over.set()
+        self._over.set()
 
     def _unbegun(self, runs: Iterable[Run]) -> None:
         """These were handed over and did not begin. Another process may run them."""
@@ -327,8 +389,7 @@ class Crew(Execution):
             self._let_go(run)
             if outcome is not None:
                 self.settle_later(settle(run.claim, outcome, 0), run.queue)
-        if not self.running:
-            self._over.set()
+        self._over.set()
 
     def _take_back_overdue(self) -> None:
         """Hand jobs that did not begin in time to other processes."""
@@ -430,7 +491,11 @@ class Crew(Execution):
             run.mate.send(Interrupt(run.claim.id, reason))
 
     async def all_ended(self) -> None:
-        while self.running:
+        await super().all_ended()
+        await self._handed_over_ended()
+
+    async def _handed_over_ended(self) -> None:
+        while any(mate.runs for mate in self._all()):
             self._over.clear()
             await self._over.wait()
 
@@ -441,17 +506,21 @@ class Crew(Execution):
                 mate.kill()
         try:
             async with asyncio.timeout(KILLED_WITHIN):
-                await self.all_ended()
+                await self._handed_over_ended()
         except TimeoutError:
-            log.error("%s: their processes could not be killed", _jobs(len(self.running)))
+            log.error("%s: their processes could not be killed", _jobs(sum(len(mate.runs) for mate in self._all())))
 
     async def leave(self, within: float) -> None:
         there = self._all()
-        await self._stop_preparing()
+        waiting = [each for each in (self._preparing, self._recalling) if each is not None]
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
         await asyncio.gather(*(mate.leave(within) for mate in there))
 
     def close(self) -> None:
         self._check.close()
+        self._recalls.close()
         super().close()
 
 

@@ -13,23 +13,21 @@ import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
-from fairlane.clock import SECOND, lasting
+from fairlane.clock import SECOND
 from fairlane.errors import InvalidJob, UndecodablePayload
 from fairlane.job import Claim, State
-from fairlane.scheduler.settlement import SEEN, Cancelled, Died, Done, Lost, Outcome, Released, Settlement, settle
+from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome, Released, Settlement, settle
 from fairlane.scheduler.snapshot import AHEAD, Pace
-from fairlane.store import operators
 from fairlane.store.stats_values import BlockedLoop
 from fairlane.task import Task
 from fairlane.waits import Alarm, StoreTime
 from fairlane.worker.claims import SHORTEST_RUN, Pacer, QueueSlots, Slots
 from fairlane.worker.instruments import Watching
 from fairlane.worker.logs import claimed_jobs, log_end, log_lost, log_start, log_unreadable
-from fairlane.worker.processes import Begin, Child, Gone, Handed, LoneProcess, Mate, ProcessPool
+from fairlane.worker.processes import Child, Mate, ProcessPool
 from fairlane.worker.runs import (
     JobContext,
     RunningJob,
@@ -59,14 +57,9 @@ NO_PACES: Mapping[UUID, Pace] = {}
 STOOD_STILL = "its worker stood still for longer than its lease, and another may run it by now"
 FIRST_START_LAG, LONGEST_START_LAG = SECOND // 20, SECOND // 4
 """The assumption before any job has started, and the maximum: clocks can be wrong."""
-NOT_YET_ALONE = "another job runs alone; its turn comes later"
-PROCESS_STARTS = "the process that is to run it alone is starting"
-ALONE_LATER, LONGEST_ALONE_LATER = SECOND, 30 * SECOND
-"""A suspect that cannot run alone yet is given back for this long, doubled each time, so that it holds no limit
-meanwhile. It is called back when the job that runs alone has ended."""
-LONGEST_WAIT_TO_BE_ALONE = 60 * SECOND
-"""Without a process for suspects, other jobs wait at most this long for running ones to end. It starts at a second and
-doubles each time that was not enough; then others go first for as long."""
+FIRST_WAIT_TO_BE_ALONE, LONGEST_WAIT_TO_BE_ALONE = SECOND, 60 * SECOND
+"""Without a process for suspects, other jobs wait this long for running ones to end, doubled each time that was not
+enough; then others go first for as long."""
 FIRST_UNKNOWN_DELAY, LONGEST_UNKNOWN_DELAY = SECOND, 300 * SECOND
 UNKNOWN_REMEMBERED = 10_000
 UNKNOWN_TOLD_FOR = 2 * LONGEST_UNKNOWN_DELAY
@@ -111,15 +104,6 @@ class Run(RunningJob):
         """Another job waits for it to begin."""
 
 
-@dataclass(slots=True)
-class PutOff:
-    """A suspect that waits for its turn to run alone; by the monotonic clock."""
-
-    since: int
-    delay: int = ALONE_LATER
-    due_at: int = 0
-
-
 class Execution:
     """The runs of one worker."""
 
@@ -137,7 +121,6 @@ class Execution:
         time: StoreTime,
         settle_later: SettleLater,
         watching: Watching | None = None,
-        lone: LoneProcess | None = None,
     ) -> None:
         clock = program.clock
         self.store = program.store
@@ -152,13 +135,7 @@ class Execution:
         self._alone: Run | None = None
         self._lets_run_out_since: int | None = None
         """Since when nothing starts, so that a suspect can run alone here."""
-        self._lets_run_out_for = ALONE_LATER
-        self._lone = lone
-        self._put_off: dict[UUID, PutOff] = {}
-        """Suspects that were given back because another runs alone, in the order in which they came."""
-        self._recalls = Alarm(clock, self._recall)
-        self._recalling: set[asyncio.Task[None]] = set()
-        self._preparing: asyncio.Task[None] | None = None
+        self._lets_run_out_for = FIRST_WAIT_TO_BE_ALONE
         self.mean_run = float(HELD_AHEAD_AT_MOST)
         """Microseconds that a job takes, on average. It starts high, so that nothing is claimed on a guess."""
         self.time = time
@@ -256,80 +233,9 @@ class Execution:
         self._pacer.add(run)
 
     def _set_apart(self, run: Run) -> None:
-        """Let it wait to run alone, without a slot. One is kept at a time, and only if it can begin at once: if this
-        process died, nobody could tell which of its jobs had run, and each would be charged."""
-        if self._lone is not None:
-            if not self._lone.is_ready:
-                self._prepare_room()
-                self._give_up_turn(run, PROCESS_STARTS, ALONE_LATER)
-                return
-            if not self._has_room_alone():
-                self._put_off_until_alone(run, self._alone)
-                return
-            self._put_off.pop(run.claim.id, None)
+        """Let it wait, without a slot, until nothing else runs here."""
         run.queue.used -= 1
         self.suspects.append(run)
-
-    def _has_room_alone(self) -> bool:
-        """Whether a suspect could begin at once, with nothing beside it."""
-        return self._lone is not None and self._lone.is_ready and not self.suspects and self._alone is None
-
-    def _prepare_room(self) -> None:
-        if self._lone is not None and not self._lone.is_ready and self._preparing is None:
-            self._preparing = self.loop.create_task(self._prepare(self._lone), name="fairlane-lone")
-
-    def _give_up_turn(self, run: Run, reason: str, delay: int) -> None:
-        if run.pace is not None:
-            self._pacer.drop(run)
-        self._refuse(run.queue, run.claim, Released(reason, delay))
-
-    def _put_off_until_alone(self, run: Run, alone: Run | None) -> None:
-        """Another runs alone: give it back, for longer each time."""
-        now = self._now()
-        for job in [job for job, each in self._put_off.items() if each.due_at + 2 * LONGEST_ALONE_LATER < now]:
-            del self._put_off[job]  # others have run them
-        found = self._put_off.setdefault(run.claim.id, PutOff(now))
-        reason = NOT_YET_ALONE
-        if alone is not None and alone.started_at:
-            ran, waited = lasting(self.ran(alone) / SECOND), lasting((now - found.since) / SECOND)
-            reason = f"job {alone.claim.id} ({alone.claim.task}) has run alone for {ran}, and its turn comes later"
-            reason += f"; it has waited for {waited}" if now - found.since >= SECOND else ""
-        self._give_up_turn(run, reason, found.delay)
-        found.due_at = now + found.delay
-        found.delay = min(2 * found.delay, LONGEST_ALONE_LATER)
-
-    def _recall(self) -> None:
-        """A job that ran alone has ended: make the suspect that has waited longest due now. If a limit holds that one,
-        the next one follows."""
-        now = self._now()
-        sleeping = [(job, each) for job, each in self._put_off.items() if each.due_at > now]
-        if not sleeping or self._slots.is_closed:
-            return
-        if not self._has_room_alone():
-            self._prepare_room()
-            return
-        job, found = sleeping[0]
-        found.due_at = now
-        task = self.loop.create_task(self._make_due(job), name="fairlane-recall")
-        self._recalling.add(task)
-        task.add_done_callback(self._recalling.discard)
-        self._recalls.set(now + ALONE_LATER)
-
-    async def _make_due(self, job: UUID) -> None:
-        try:
-            await self.store.run(operators.retry_now([job]))
-        except Exception as error:
-            log.debug("job %s is not called back to run alone (%s); it comes by itself", job, error)
-
-    async def _prepare(self, lone: LoneProcess) -> None:
-        try:
-            await lone.start()
-        except OSError as error:
-            log.error("no process could be started for jobs that are to run alone: %s", error)
-        else:
-            self._recall()
-        finally:
-            self._preparing = None
 
     def _launch(self, run: Run) -> None:
         """Its start time has come."""
@@ -401,7 +307,8 @@ class Execution:
         return Released(f"no task named {claim.task!r} on the worker that claimed it", delay)
 
     def _fill_slots(self) -> None:
-        if (self.suspects or self._alone is not None) and self._try_suspect():
+        if self.suspects or self._alone is not None:
+            self._run_suspect()
             return
         waiting, running, most = self.waiting, self.running, self._slots.concurrency
         # A few at a time: what the store answers meanwhile is heard between them, so that it works while they run.
@@ -426,8 +333,6 @@ class Execution:
                 self._timeouts.set(self._clock.monotonic() + run.task.timeout)
 
     def _body(self, run: Run) -> Coroutine[Any, Any, None]:
-        if run is self._alone and self._lone is not None:
-            return self._run_alone(run, self._lone)
         return self._run_async(run) if run.task.is_async else self._run_in_thread(run)
 
     async def _run_watched(self, run: Run, watching: Watching) -> None:
@@ -439,20 +344,17 @@ class Execution:
         finally:
             watching.left(entered)
 
-    def _try_suspect(self) -> bool:
-        """Let the next suspect run alone if it can. Returns whether everything else must wait for that."""
-        here = self._lone is None
-        if self._alone is None and not (here and self.running):
+    def _run_suspect(self) -> None:
+        """Let the next suspect run once nothing else does. Everything that waits goes on waiting."""
+        if not self.running:
             run = self._alone = self.suspects.popleft()
             run.queue.used += 1
             self.attempts += 1
             self._run([run])
-            if here:
-                self._lets_run_out_since, self._lets_run_out_for = None, ALONE_LATER
+            self._lets_run_out_since, self._lets_run_out_for = None, FIRST_WAIT_TO_BE_ALONE
         elif self._alone is None and self._lets_run_out_since is None:
             self._lets_run_out_since = self._now()
             self._stale.set(self._now() + self._lets_run_out_for)
-        return here
 
     def _give_up_being_alone(self) -> None:
         """What runs takes too long to end: let others go first for a while."""
@@ -490,42 +392,12 @@ class Execution:
         if run.started_at > run.begin_by:
             self._end(run, self._missed(run))
             return False
-        if run.pace is not None and (run is not self._alone or self._lone is None):
+        if run.pace is not None:
             self._pacer.began(run, run.started_at)
         return True
 
     def _missed(self, run: Run) -> Released:
         return Released(STOOD_STILL) if run.pace is None else self.released(run, LATE)
-
-    async def _run_alone(self, run: Run, lone: LoneProcess) -> None:
-        """Run it in a process of its own, where it can harm no other job."""
-        current_run.set(run)
-        try:
-            await lone.start()
-        except OSError as error:
-            self._end(run, Released(f"no process could be started to run it alone: {error}", ALONE_LATER))
-            return
-        if not self._begins(run):
-            return
-
-        def begins(at: int) -> None:
-            if run.pace is not None:
-                self._pacer.began(run, at)
-
-        handed = Handed(run.claim, run.begin_by, run.pace is not None)
-        begin = Begin([handed], self.time.offset, self.time.ahead)
-        ended = await lone.run(begin, begins)
-        if run.stop is Stop.GONE:
-            self._end(run, None)
-        elif isinstance(ended, Gone) and ended.had_begun:
-            self._end(run, Lost(f"it ran alone, and its process died ({ended.how})", SEEN))
-        elif isinstance(ended, Gone):
-            self._end(run, Released(f"the process that was to run it alone died ({ended.how})", ALONE_LATER))
-        elif ended.is_unbegun:
-            self._end(run, self._missed(run))
-        else:
-            run.may_be_settled = ended.may_be_settled
-            self._end(run, None, settlement=ended.settlement)
 
     async def _run_async(self, run: Run) -> None:
         current_run.set(run)
@@ -625,7 +497,6 @@ class Execution:
         run.handle = None
         if run is self._alone:
             self._alone = None
-            self._recall()
         if outcome is not None:
             settlement = settlement_of(run, outcome, ran)
             if type(outcome) is Done:
@@ -685,9 +556,7 @@ class Execution:
             self._refill()
             return
         first, run.stop = run.stop is None, reason
-        if run is self._alone and self._lone is not None:
-            self._lone.interrupt(run.claim.id, reason)
-        elif first and run.task.is_async and run.handle is not None:
+        if first and run.task.is_async and run.handle is not None:
             run.handle.cancel()
         elif run.child is not None:
             run.child.kill()
@@ -702,7 +571,6 @@ class Execution:
             run.handle.cancel()
             if run is self._alone:
                 self._alone = None
-                self._recall()
         elif run in self.waiting:
             self.waiting.remove(run)
         else:
@@ -743,8 +611,8 @@ class Execution:
         now, soonest = self._now(), None
         for run in list(self.running):
             timeout = run.task.timeout
-            if timeout is None or run.stop is not None or (run is self._alone and self._lone is not None):
-                continue  # the process that runs it alone sees to it
+            if timeout is None or run.stop is not None or run.mate is not None:
+                continue  # the process that runs it sees to it
             left = run.started_at + timeout - now if run.started_at else timeout
             if left <= 0:
                 log_job(log, logging.WARNING, run.claim, " ran longer than its timeout")
@@ -756,13 +624,6 @@ class Execution:
 
     def _give_back_stale(self) -> None:
         self._give_up_being_alone()
-        if self.suspects and self._lone is not None:
-            left = self.suspects[0].claim.claimed_at + HELD_AHEAD_AT_MOST - self.time.now()
-            if left > 0:
-                self._stale.set(self._clock.monotonic() + left)
-            else:
-                for run in list(self.suspects):
-                    self._withdraw(run, Released(NOT_YET_ALONE, ALONE_LATER))
         if self.waiting:
             left = self.waiting[0].claim.claimed_at + HELD_AHEAD_AT_MOST - self.time.now()
             if left > 0:
@@ -786,8 +647,7 @@ class Execution:
 
     def blocks(self) -> list[BlockedLoop]:
         """What blocks, or last blocked, the event loops of child processes. Thread-safe."""
-        block = None if self._lone is None else self._lone.block
-        return [] if block is None else [block]
+        return []
 
     def unstarted(self) -> list[Run]:
         """Every claim held here whose handler has not been called."""
@@ -827,27 +687,16 @@ class Execution:
         return [run for run in self.held() if run.claim.id in wanted]
 
     async def all_ended(self) -> None:
-        while self.running:
-            await asyncio.wait([run.handle for run in self.running if run.handle is not None])
+        while here := [run.handle for run in self.running if run.handle is not None]:
+            await asyncio.wait(here)
 
     async def kill_the_rest(self) -> None:
         """Runs that do not stop are left behind: a thread cannot be killed."""
 
     async def leave(self, within: float) -> None:
         """Let child processes end, within so many seconds."""
-        await self._stop_preparing()
-        if self._lone is not None:
-            await self._lone.leave(within)
-
-    async def _stop_preparing(self) -> None:
-        preparing = {*self._recalling, *([] if self._preparing is None else [self._preparing])}
-        for each in preparing:
-            each.cancel()
-        if preparing:
-            await asyncio.wait(preparing)
 
     def close(self) -> None:
-        self._recalls.close()
         self._timeouts.close()
         self._stale.close()
         self._pacer.close()

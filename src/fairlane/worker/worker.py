@@ -34,7 +34,7 @@ from fairlane.worker.claims import Claiming, Slots
 from fairlane.worker.execution import Execution
 from fairlane.worker.instruments import Watching
 from fairlane.worker.options import WorkerOptions
-from fairlane.worker.processes import LoneProcess, die_with, die_with_parent
+from fairlane.worker.processes import die_with, die_with_parent
 from fairlane.worker.reports import EVERY as REPORTS_EVERY
 from fairlane.worker.reports import Health, keep_reporting, showing, take_back
 from fairlane.worker.runs import Leases, Settling, Stop, log_job
@@ -121,11 +121,9 @@ class Worker:
     def _executes(self) -> Callable[..., Execution]:
         """Makes what runs its claims."""
         options = self.options
-        if options.processes > 1:
+        if options.command:
             return partial(Crew, watching=self._watching, options=options, troubles=self.troubles)
-        return partial(
-            Execution, watching=self._watching, lone=LoneProcess(options.command) if options.command else None
-        )
+        return partial(Execution, watching=self._watching)
 
     def stop(self) -> None:
         """Drain and end. A second call ends without draining."""
@@ -198,7 +196,7 @@ class Worker:
 
     def _start_loops(self) -> None:
         start, runtime, program = self._supervisor.start, self._runtime, self._program
-        if isinstance(self._execution, Crew):
+        if isinstance(self._execution, Crew) and self.options.processes > 1:
             start("processes", self._execution.keep())
         start("settling", self._settling.run(self._execution, self._slots))
         start("leases", self._leases.run())
