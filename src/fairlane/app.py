@@ -20,8 +20,7 @@ from uuid import UUID, uuid4
 from fairlane.clock import Clock, Instant, SystemClock, microseconds
 from fairlane.codec import Codec, PayloadCodec
 from fairlane.cron.recurrence import Missed
-from fairlane.cron.runner import Firing
-from fairlane.cron.schedules import Schedule, declared_schedule
+from fairlane.cron.schedules import Firing, Schedule, declared_schedule
 from fairlane.declaration_checks import (
     check_function,
     check_keys,

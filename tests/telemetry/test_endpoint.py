@@ -114,5 +114,5 @@ async def test_more_connections_than_it_takes_are_turned_away(
 )
 def test_a_setting_that_cannot_work_is_refused_by_its_name(setting: str, value: Any) -> None:
     """O09."""
-    with pytest.raises(ConfigurationError, match=rf"\A{setting}="):
+    with pytest.raises(ConfigurationError, match=rf"\A(worker: )?{setting}="):
         WorkerOptions(**{setting: value})

@@ -33,7 +33,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from fairlane.job import Claim, NewJob
 from fairlane.policy.partitions import parse_partition
 from fairlane.redaction import without_secrets
-from fairlane.telemetry.metrics import CATALOGUE, Failures, Histogram, Labels, Metric, Metrics
+from fairlane.telemetry.metrics import CATALOGUE, Failures, Labels, Metric, Metrics
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -230,8 +230,7 @@ def _export(metrics: Metrics, meter: Any, metric: Metric) -> None:
         instrument = meter.create_histogram(
             metric.dotted, metric.unit, metric.help, explicit_bucket_boundaries_advisory=metric.boundaries
         )
-        histogram = metrics.histograms[metric.name]
-        histogram.recorder = _recorder(metrics, histogram, instrument)
+        metrics.recorders[metric.name] = _recorder(metrics, metric, instrument)
         return
 
     def observe(_: Any) -> Iterable[Observation]:
@@ -245,13 +244,11 @@ def _export(metrics: Metrics, meter: Any, metric: Metric) -> None:
     create(metric.dotted, [observe], metric.unit, metric.help)
 
 
-def _recorder(metrics: Metrics, histogram: Histogram, instrument: Any) -> Callable[[float, Labels], None]:
-    names = histogram.metric.labels
-
+def _recorder(metrics: Metrics, metric: Metric, instrument: Any) -> Callable[[float, Labels], None]:
     def record(value: float, labels: Labels) -> None:
         try:
-            instrument.record(value, dict(zip(names, labels, strict=True)))
+            instrument.record(value, dict(zip(metric.labels, labels, strict=True)))
         except Exception as error:
-            metrics.failures.note("export", f"recording {histogram.metric.name} failed", error)
+            metrics.failures.note("export", f"recording {metric.name} failed", error)
 
     return record

@@ -17,6 +17,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
@@ -132,29 +133,24 @@ class _Listener(ABC):
 
 
 class _InThread(_Listener):
-    def __init__(self, handler: Handler, kinds: tuple[type[Event], ...], failures: Failures) -> None:
-        super().__init__(handler, kinds, failures)
-        self._waiting: queue.Queue[Event | Callable[[], object]] = queue.Queue(WAITING_AT_MOST)
-        self._thread: threading.Thread | None = None
+    _thread: threading.Thread | None = None
+    _waiting: queue.Queue[Callable[[], object]]
 
     def put(self, event: Event) -> None:
         # A thread that is not alive belongs to the process that we were forked from.
         if self._thread is None or not self._thread.is_alive():
+            self._waiting = queue.Queue(WAITING_AT_MOST)
             self._thread = threading.Thread(target=self._run, name=f"fairlane-events-{self._name}", daemon=True)
             self._thread.start()
         try:
-            self._waiting.put_nowait(event)
+            self._waiting.put_nowait(partial(self._handler, event))
         except queue.Full:
             self._dropped()
 
     def _run(self) -> None:
         while True:
-            event = self._waiting.get()
             try:
-                if isinstance(event, Event):
-                    self._handler(event)
-                else:
-                    event()
+                self._waiting.get()()
             except BaseException as error:  # a handler that exits has failed, like any other
                 self._failed(error)
 
@@ -162,32 +158,28 @@ class _InThread(_Listener):
         if self._thread is None or not self._thread.is_alive():
             return
         loop, reached = asyncio.get_running_loop(), asyncio.Event()
-
-        def tell() -> None:
-            loop.call_soon_threadsafe(reached.set)
-
         try:
             async with asyncio.timeout(FLUSHED_WITHIN):
-                self._waiting.put_nowait(tell)
+                self._waiting.put_nowait(partial(loop.call_soon_threadsafe, reached.set))
                 await reached.wait()
         except (TimeoutError, queue.Full):
             self._dropped()
 
 
 class _InLoop(_Listener):
-    def __init__(self, handler: Handler, kinds: tuple[type[Event], ...], failures: Failures) -> None:
-        super().__init__(handler, kinds, failures)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: asyncio.Queue[Event] = asyncio.Queue(WAITING_AT_MOST)
-        self._task: asyncio.Task[None] | None = None
+    _task: asyncio.Task[None] | None = None
+    _waiting: asyncio.Queue[Event]
+
+    @property
+    def _is_running(self) -> bool:
+        """Whether its task takes events, in the event loop that runs here."""
+        return self._task is not None and not self._task.done() and self._task.get_loop() is asyncio.get_running_loop()
 
     def put(self, event: Event) -> None:
-        loop = asyncio.get_running_loop()
-        if self._task is None or self._task.done() or self._loop is not loop:
-            self._loop = loop
+        if not self._is_running:
             self._waiting = asyncio.Queue(WAITING_AT_MOST)
             # In a context of its own: it was not the job of this moment that asked for all of them.
-            self._task = loop.create_task(
+            self._task = asyncio.get_running_loop().create_task(
                 self._run(self._waiting), name=f"fairlane-events-{self._name}", context=contextvars.Context()
             )
         try:
@@ -196,6 +188,7 @@ class _InLoop(_Listener):
             self._dropped()
 
     async def _run(self, waiting: asyncio.Queue[Event]) -> None:
+        task = asyncio.current_task()
         while True:
             event = await waiting.get()
             try:
@@ -203,27 +196,21 @@ class _InLoop(_Listener):
                     await cast(Awaitable[object], self._handler(event))
             except BaseException as error:
                 self._failed(error)
-                if isinstance(error, asyncio.CancelledError) and self._is_over():
+                # A handler may cancel itself, but this task may also have been cancelled.
+                if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > 0):
                     raise
             finally:
                 waiting.task_done()
 
-    def _is_over(self) -> bool:
-        """Whether this task was cancelled, not the handler."""
-        task = asyncio.current_task()
-        return task is None or task.cancelling() > 0
-
     async def flush(self) -> None:
-        task = self._task
-        if task is None or task.done() or self._loop is not asyncio.get_running_loop():
+        if self._task is None or not self._is_running:
             return
         try:
             async with asyncio.timeout(FLUSHED_WITHIN):
                 await self._waiting.join()
         except TimeoutError:
             self._dropped()
-        self._task = None
-        task.cancel()
+        self._task.cancel()
 
 
 class Telemetry:
@@ -281,11 +268,6 @@ class Telemetry:
         """Whether the metrics are exported to OpenTelemetry."""
         return self._exported_to is not None
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether anybody asked for events, metrics or traces."""
-        return bool(self.hooks) or self.metrics is not None or self.spans() is not None
-
     def enqueued(self, jobs: Sequence[NewJob], conflicts: Mapping[UUID, Conflict], now: Callable[[], Instant]) -> None:
         """Report jobs that were stored, except for those that met another under their unique key."""
         is_heard = self.hooks.wants(JobsEnqueued)
@@ -298,6 +280,6 @@ class Telemetry:
                 groups.setdefault((job.queue, job.task), []).append(job.id)
         for (name, task), ids in groups.items():
             if self.metrics is not None:
-                self.metrics.enqueued.add((name, task), len(ids))
+                self.metrics.add("fairlane_jobs_enqueued_total", (name, task), len(ids))
             if is_heard:
                 self.hooks.emit(JobsEnqueued(at=now(), queue=name, task=task, jobs=tuple(ids)))

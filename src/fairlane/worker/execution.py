@@ -13,21 +13,23 @@ import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
 from fairlane.clock import SECOND
 from fairlane.errors import InvalidJob, UndecodablePayload
-from fairlane.job import Claim, State
+from fairlane.job import Claim
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome, Released, Settlement, settle
 from fairlane.scheduler.snapshot import AHEAD, Pace
 from fairlane.store.stats_values import BlockedLoop
 from fairlane.task import Task
 from fairlane.waits import Alarm, StoreTime
 from fairlane.worker.claims import SHORTEST_RUN, Pacer, QueueSlots, Slots
-from fairlane.worker.instruments import Watching
 from fairlane.worker.logs import claimed_jobs, log_end, log_lost, log_start, log_unreadable
 from fairlane.worker.processes import Child, Mate, ProcessPool
+from fairlane.worker.reports import Watching
 from fairlane.worker.runs import (
     JobContext,
     RunningJob,
@@ -62,7 +64,7 @@ FIRST_WAIT_TO_BE_ALONE, LONGEST_WAIT_TO_BE_ALONE = SECOND, 60 * SECOND
 enough; then others go first for as long."""
 FIRST_UNKNOWN_DELAY, LONGEST_UNKNOWN_DELAY = SECOND, 300 * SECOND
 UNKNOWN_REMEMBERED = 10_000
-UNKNOWN_TOLD_FOR = 2 * LONGEST_UNKNOWN_DELAY
+UNKNOWN_REPORTED_FOR = 2 * LONGEST_UNKNOWN_DELAY
 """A job whose task is unknown comes back within half of this."""
 LEASES_REMEMBERED = 100
 
@@ -73,35 +75,23 @@ class SettleLater(Protocol):
     def __call__(self, settlement: Settlement, queue: QueueSlots, *, may_be_settled: bool = False) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Run(RunningJob):
     """One claim on its way through this worker."""
 
-    __slots__ = ("begin_by", "child", "handle", "is_given_back", "mate", "pace", "queue", "tells_start")
-
-    def __init__(
-        self,
-        home: Execution,
-        queue: QueueSlots,
-        claim: Claim,
-        begin_by: int,
-        task: Task[..., Any],
-        args: Any,
-        kwargs: Any,
-    ) -> None:
-        super().__init__(home, claim, task, args, kwargs)
-        self.queue = queue
-        self.begin_by = begin_by
-        """By the monotonic clock; later, its lease may have ended."""
-        self.pace: Pace | None = None
-        """When it may start by the monotonic clock, if it passes a smooth rate."""
-        self.handle: asyncio.Task[None] | None = None
-        self.child: Child | None = None
-        """The process that its task runs in, with `executor="process"`."""
-        self.is_given_back = False
-        """It will not begin here: decided once, by the event loop or by the watchdog, under their lock."""
-        self.mate: Mate | None = None
-        self.tells_start = False
-        """Another job waits for it to begin."""
+    queue: QueueSlots
+    begin_by: int
+    """By the monotonic clock; later, its lease may have ended."""
+    pace: Pace | None = field(init=False, default=None)
+    """When it may start by the monotonic clock, if it passes a smooth rate."""
+    handle: asyncio.Task[None] | None = field(init=False, default=None)
+    child: Child | None = field(init=False, default=None)
+    """The process that its task runs in, with `executor="process"`."""
+    is_given_back: bool = field(init=False, default=False)
+    """It will not begin here: decided once, by the event loop or by the watchdog, under their lock."""
+    mate: Mate | None = field(init=False, default=None)
+    reports_start: bool = field(init=False, default=False)
+    """Another job waits for it to begin."""
 
 
 class Execution:
@@ -150,8 +140,8 @@ class Execution:
         self.max_result = program.max_result
         self.stamp = program.stamp
         self._middlewares = wrapping(program.middlewares, "around_run")
-        self._unknown: OrderedDict[UUID, int] = OrderedDict()
-        self._unknown_tasks: dict[str, tuple[str, int]] = {}
+        self._unknown: OrderedDict[UUID, tuple[int, int, Claim]] = OrderedDict()
+        """Jobs of unknown tasks: how often and when each was claimed last."""
         self.run_times = RunTimes()
         self.beginning = threading.Lock()
         """Held while the event loop or the watchdog's thread decides whether a claim begins here or is given back."""
@@ -168,10 +158,8 @@ class Execution:
         self._pacer = Pacer(clock, self._launch, self._give_back_late)
         self.is_filling = False
         """Jobs are about to start in the next turns of the event loop."""
-        self.attempts = 0
-        """Attempts so far, including those that are running."""
-        self.ended_otherwise: Counter[str] = Counter()
-        """Attempts that did not end as done, by what became of the job. Successes are not counted one by one."""
+        self.ended: Counter[str] = Counter()
+        """Attempts that have ended, by what became of the job."""
         self._logs_each = False
 
     # From claim to handler.
@@ -182,15 +170,24 @@ class Execution:
         """Take these claims in. Those that cannot run are settled at once; the others start, or wait for a slot or for
         their start time. None starts after `begin_by`, by the monotonic clock."""
         self._logs_each = log.isEnabledFor(logging.DEBUG)  # asked once a claim, not once a job
-        if claims and not self._hear_of(claims[0].lease):
-            queue.used -= len(claims)
-            return
+        if claims:
+            lease = claims[0].lease
+            with self.beginning:
+                self._heard_of.append(lease)
+                is_ours = lease not in self._revoked
+            if not is_ours:
+                queue.used -= len(claims)
+                return
         for claim in claims:
             run = self._run_of(queue, claim, begin_by)
             if run is None:
                 continue
             if (pace := paces.get(claim.id)) is not None:
-                self._pace(run, pace)
+                # It waits for its start time, and takes no slot meanwhile.
+                run.pace = pace.moved(self._now() - self.time.now())
+                run.begin_by = min(run.begin_by, run.pace.latest)
+                queue.used -= 1
+                self._pacer.add(run)
             elif claim.is_suspect and self.sets_suspects_apart:
                 self._set_apart(run)
             else:
@@ -198,12 +195,6 @@ class Execution:
         self._fill_slots()
         if self.waiting or self.suspects:
             self._stale.set(self._clock.monotonic() + HELD_AHEAD_AT_MOST)
-
-    def _hear_of(self, lease: UUID) -> bool:
-        """Whether these claims are still ours."""
-        with self.beginning:
-            self._heard_of.append(lease)
-            return lease not in self._revoked
 
     def _run_of(self, queue: QueueSlots, claim: Claim, begin_by: int) -> Run | None:
         """The run of this claim; `None` if it cannot run, and was settled."""
@@ -219,18 +210,11 @@ class Execution:
                 log_unreadable(claim, error, log)
                 self._refuse(queue, claim, Died(str(error)))
             else:
-                return Run(self, queue, claim, begin_by, task, args, kwargs)
+                return Run(self, claim, task, args, kwargs, queue, begin_by)
         return None
 
     def _decoded(self, task: Task[..., Any], claim: Claim) -> tuple[Any, Any]:
         return task.codec.decode_call(claim.payload)
-
-    def _pace(self, run: Run, pace: Pace) -> None:
-        """Let it wait for its start time. It takes no slot meanwhile."""
-        run.pace = pace.moved(self._now() - self.time.now())
-        run.begin_by = min(run.begin_by, run.pace.latest)
-        run.queue.used -= 1
-        self._pacer.add(run)
 
     def _set_apart(self, run: Run) -> None:
         """Let it wait, without a slot, until nothing else runs here."""
@@ -291,11 +275,10 @@ class Execution:
         self.settle_later(settle(claim, outcome, 0), queue)
 
     def _unknown_task(self, claim: Claim) -> Released:
-        seen = self._unknown.pop(claim.id, 0)
-        self._unknown[claim.id] = seen + 1
+        seen, _, _ = self._unknown.pop(claim.id, (0, 0, claim))
+        self._unknown[claim.id] = (seen + 1, self._now(), claim)
         if len(self._unknown) > UNKNOWN_REMEMBERED:
             self._unknown.popitem(last=False)
-        self._unknown_tasks[claim.task] = (claim.queue, self._now())
         delay = min(FIRST_UNKNOWN_DELAY << min(seen, 20), LONGEST_UNKNOWN_DELAY)
         log.error(
             "job %s: this worker has no task named %r; given back for %g s; deploy it, or serve the queue elsewhere",
@@ -313,7 +296,6 @@ class Execution:
         waiting, running, most = self.waiting, self.running, self._slots.concurrency
         # A few at a time: what the store answers meanwhile is heard between them, so that it works while they run.
         starting = min(len(waiting), most - len(running), STARTS_AT_ONCE)
-        self.attempts += max(0, starting)
         batch = [waiting.popleft() for _ in range(starting)]
         self._run(batch)
         if batch and not waiting and (last := batch[-1]).pace is None:
@@ -333,7 +315,7 @@ class Execution:
                 self._timeouts.set(self._clock.monotonic() + run.task.timeout)
 
     def _body(self, run: Run) -> Coroutine[Any, Any, None]:
-        return self._run_async(run) if run.task.is_async else self._run_in_thread(run)
+        return self._run_in_process(run) if run.task.options.executor == "process" else self._run_here(run)
 
     async def _run_watched(self, run: Run, watching: Watching) -> None:
         if run.is_given_back:
@@ -349,7 +331,6 @@ class Execution:
         if not self.running:
             run = self._alone = self.suspects.popleft()
             run.queue.used += 1
-            self.attempts += 1
             self._run([run])
             self._lets_run_out_since, self._lets_run_out_for = None, FIRST_WAIT_TO_BE_ALONE
         elif self._alone is None and self._lets_run_out_since is None:
@@ -358,15 +339,15 @@ class Execution:
 
     def _give_up_being_alone(self) -> None:
         """What runs takes too long to end: let others go first for a while."""
-        since, lasting = self._lets_run_out_since, self._lets_run_out_for
+        since, wait = self._lets_run_out_since, self._lets_run_out_for
         if since is None:
             return
-        if since + lasting > self._now():
-            self._stale.set(since + lasting)
+        if since + wait > self._now():
+            self._stale.set(since + wait)
             return
-        self._lets_run_out_since, self._lets_run_out_for = None, min(2 * lasting, LONGEST_WAIT_TO_BE_ALONE)
+        self._lets_run_out_since, self._lets_run_out_for = None, min(2 * wait, LONGEST_WAIT_TO_BE_ALONE)
         for run in list(self.suspects):
-            self._withdraw(run, Released("what ran beside it did not end; its turn comes later", lasting))
+            self._withdraw(run, Released("what ran beside it did not end; its turn comes later", wait))
         self._refill()
 
     def _go_on_filling(self) -> None:
@@ -399,7 +380,14 @@ class Execution:
     def _missed(self, run: Run) -> Released:
         return Released(STOOD_STILL) if run.pace is None else self.released(run, LATE)
 
-    async def _run_async(self, run: Run) -> None:
+    async def _run_in_process(self, run: Run) -> None:
+        # Not started until there is a process for it: its timeout has not begun, and it can be given back.
+        if self._children is None:
+            self._children = ProcessPool()
+        async with self._children.child() as run.child:
+            await self._run_here(run)
+
+    async def _run_here(self, run: Run) -> None:
         current_run.set(run)
         if not self._begins(run):
             return
@@ -407,9 +395,9 @@ class Execution:
             log_start(run, log)
         try:
             if self._middlewares:
-                value = await around_run(self._middlewares, JobContext(run), lambda: _awaited(run))
+                value = await around_run(self._middlewares, JobContext(run), lambda: self._called(run))
             else:
-                value = await run.task.function(*run.args, **run.kwargs)
+                value = await self._called(run)
         except GeneratorExit:
             raise  # the loop itself has ended: there is nothing left to settle with
         except BaseException as error:
@@ -417,60 +405,25 @@ class Execution:
         else:
             self._end(run, None if run.stop is Stop.GONE else self._done(run, value))
 
-    async def _run_in_thread(self, run: Run) -> None:
-        current_run.set(run)
-        if run.task.options.executor == "process":
-            # Not started until there is a process for it: its timeout has not begun, and it can be given back.
-            async with self._processes().child() as run.child:
-                await self._run_blocking(run)
-        else:
-            await self._run_blocking(run)
-
-    async def _run_blocking(self, run: Run) -> None:
-        if not self._begins(run):
-            return
-        if self._logs_each:
-            log_start(run, log)
-        value, error = await (self._called_around(run) if self._middlewares else self._called(run))
-        # A thread cannot be stopped. One that overran its timeout kept its slot and its lease until now.
-        if error is None and run.stop is Stop.TIMEOUT:
-            error = TimeoutError()
-        if error is not None:
-            self._end(run, outcome_of(run, error, self.time.wall()), error)
-        else:
-            self._end(run, None if run.stop is Stop.GONE else self._done(run, value))
-
-    async def _called(self, run: Run) -> tuple[Any, BaseException | None]:
+    async def _called(self, run: Run) -> Any:
+        """Call its function. One that is not async runs in a thread."""
+        if run.task.is_async:
+            return await run.task.function(*run.args, **run.kwargs)
         if run.child is not None:
-            return await self.loop.run_in_executor(self._pool(), run.child.call, run.task, run.args, run.kwargs)
-        context = contextvars.copy_context()
-        return await self.loop.run_in_executor(self._pool(), context.run, _call, run)
-
-    async def _called_around(self, run: Run) -> tuple[Any, BaseException | None]:
-        async def inside() -> Any:
-            value, error = await self._called(run)
-            if isinstance(error, StopIteration):
-                raise RuntimeError(f"the task raised {error!r}") from error  # which no coroutine can raise
-            if error is not None:
-                raise error
-            return value
-
-        try:
-            return await around_run(self._middlewares, JobContext(run), inside), None
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            return None, error
-
-    def _processes(self) -> ProcessPool:
-        if self._children is None:
-            self._children = ProcessPool()
-        return self._children
-
-    def _pool(self) -> ThreadPoolExecutor:
+            call = partial(run.child.call, run.task, run.args, run.kwargs)
+        else:
+            call = partial(contextvars.copy_context().run, _call, run)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._slots.concurrency, thread_name_prefix="fairlane-handler")
-        return self._threads
+        value, error = await self.loop.run_in_executor(self._threads, call)
+        if isinstance(error, StopIteration | GeneratorExit):
+            raise RuntimeError(f"the task raised {error!r}") from error  # which no coroutine can raise
+        if error is not None:
+            raise error
+        if run.stop is Stop.TIMEOUT:
+            # A thread cannot be stopped. One that overran its timeout kept its slot and its lease until now.
+            raise TimeoutError
+        return value
 
     def _done(self, run: Run, value: Any) -> Outcome:
         try:
@@ -489,10 +442,7 @@ class Execution:
         its own settlement."""
         ran = self.ran(run)
         self.mean_run += (ran - self.mean_run) * 0.1
-        self.running.discard(run)  # as `_let_go` does, without a call for each job
-        run.queue.used -= 1
-        if run.pace is not None:
-            self._pacer.drop(run)
+        self._let_go(run)
         # Its task's context holds the run: left as a cycle, every job would wait for the collector.
         run.handle = None
         if run is self._alone:
@@ -520,14 +470,12 @@ class Execution:
     def _hand_on(self, run: Run, settlement: Settlement | None) -> None:
         """Count how it has ended, and let that be recorded; without a settlement, its claim is lost."""
         if settlement is None:
-            self.ended_otherwise["lost"] += 1
+            self.ended["lost"] += 1
             return
-        if settlement.unstarted:
-            self.attempts -= 1
-        elif settlement.to in (State.DEAD, State.CANCELLED):
-            self.ended_otherwise[str(settlement.to)] += 1
-        elif settlement.to is not State.DONE:
-            self.ended_otherwise["snoozed" if settlement.outcome == "snoozed" else "to be retried"] += 1
+        if settlement.to.is_final:
+            self.ended[str(settlement.to)] += 1
+        elif not settlement.unstarted:
+            self.ended["snoozed" if settlement.outcome == "snoozed" else "to be retried"] += 1
         if settlement.outcome not in ("lost", "released"):  # which were cut short, or given back
             self.run_times.note(run.claim.task, settlement.ran)
         self.settle_later(settlement, run.queue, may_be_settled=run.may_be_settled)
@@ -566,7 +514,6 @@ class Execution:
         if not self.give_back(run):
             outcome = None  # the watchdog has
         if run in self.running:
-            self.attempts -= 1
             assert run.handle is not None
             run.handle.cancel()
             if run is self._alone:
@@ -660,9 +607,8 @@ class Execution:
 
     def unknown_tasks(self) -> dict[str, str]:
         """Unknown tasks of recently claimed jobs, each with its queue."""
-        lately = self._now() - UNKNOWN_TOLD_FOR
-        self._unknown_tasks = {task: found for task, found in self._unknown_tasks.items() if found[1] > lately}
-        return {task: queue for task, (queue, _) in self._unknown_tasks.items()}
+        lately = self._now() - UNKNOWN_REPORTED_FOR
+        return {claim.task: claim.queue for _, at, claim in self._unknown.values() if at > lately}
 
     def held(self) -> list[Run]:
         """Every claim held here that is not lost, started or not."""
@@ -704,10 +650,6 @@ class Execution:
             self._threads.shutdown(wait=False, cancel_futures=True)
         if self._children is not None:
             self._children.close()
-
-
-async def _awaited(run: Run) -> Any:
-    return await run.task.function(*run.args, **run.kwargs)
 
 
 def _call(run: Run) -> tuple[Any, BaseException | None]:

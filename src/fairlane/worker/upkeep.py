@@ -95,12 +95,11 @@ async def remove_idle_state(runtime: Runtime) -> None:
     """Forget lanes, flows and gates that nothing needs any more."""
 
     async def all_queues() -> Pruned:
-        found = [
-            await runtime.outage.ride_out(partial(runtime.store.collect, name, AT_ONCE), "collecting")
-            for name in list(runtime.slots.queues)  # it may grow meanwhile
-        ]
-        removed = sum(each.lanes + each.flows + each.gates for each in found)
-        return Pruned(removed, more=any(each.more for each in found))
+        removed, more = 0, False
+        for name in list(runtime.slots.queues):  # it may grow meanwhile
+            each = await runtime.outage.ride_out(partial(runtime.store.collect, name, AT_ONCE), "collecting")
+            removed, more = removed + each.lanes + each.flows + each.gates, more or each.more
+        return Pruned(removed, more=more)
 
     await _sweep(runtime.clock, BETWEEN_STRETCHES, all_queues)
 
