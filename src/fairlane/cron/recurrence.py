@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal
 from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
@@ -213,12 +213,6 @@ def recurrence_of(document: dict[str, Any]) -> Recurrence:
     return (
         Every(microseconds(document["every"])) if "every" in document else Cron(document["cron"], document["timezone"])
     )
-
-
-def check_missed(missed: object) -> Missed:
-    if missed not in get_args(Missed):
-        raise ConfigurationError(f"schedule: missed={shown(missed)} is unknown; use 'skip', 'once' or 'all'")
-    return cast(Missed, missed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast, get_args
 from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import SECOND, Clock, Instant, as_datetime, microseconds
-from fairlane.cron.recurrence import Cron, Due, Every, Missed, Recurrence, check_missed, due_slots
+from fairlane.cron.recurrence import Cron, Due, Every, Missed, Recurrence, due_slots
 from fairlane.errors import ConfigurationError, DuplicateJob, FairlaneError, InvalidJob, StoreUnavailable
 from fairlane.job import NewJob
 from fairlane.parameters import is_storable, shown
@@ -49,7 +49,7 @@ class Schedule:
         call, codec = self.call, self.call.task.codec
         payload = codec.encode_call(call.args, call.kwargs, LARGEST_CALL)
         options = call.options
-        told = {
+        document = {
             "recurrence": self.recurrence.document(),
             "missed": self.missed,
             "task": call.task.name,
@@ -60,7 +60,7 @@ class Schedule:
             "keys": options.keys,
             "context": options.context,
         }
-        return msgspec.json.encode(told).decode()
+        return msgspec.json.encode(document).decode()
 
     @property
     def digest(self) -> bytes:
@@ -100,19 +100,17 @@ def declared_schedule(
         raise ConfigurationError("schedule: say what is to be enqueued: a task, or a call of one")
     what, *args = rest
     call = _call(what, args)
-    schedule = Schedule(_checked_name(name, call), recurrence, check_missed(missed), call)
+    chosen: object = call.task.name if name is None else name
+    if not isinstance(chosen, str) or not chosen.strip() or len(chosen) > LONGEST_NAME or not is_storable(chosen):
+        raise ConfigurationError(
+            f"schedule: name={shown(chosen)} is no name; give a text of up to {LONGEST_NAME} characters, "
+            "such as 'daily-report'"
+        )
+    if missed not in get_args(Missed):
+        raise ConfigurationError(f"schedule: missed={shown(missed)} is unknown; use 'skip', 'once' or 'all'")
+    schedule = Schedule(chosen, recurrence, cast(Missed, missed), call)
     schedule.document()
     return schedule
-
-
-def _checked_name(name: object, call: Call[Any]) -> str:
-    chosen = call.task.name if name is None else name
-    if isinstance(chosen, str) and chosen.strip() and len(chosen) <= LONGEST_NAME and is_storable(chosen):
-        return chosen
-    raise ConfigurationError(
-        f"schedule: name={shown(chosen)} is no name; give a text of up to {LONGEST_NAME} characters, "
-        "such as 'daily-report'"
-    )
 
 
 def _call(what: object, args: list[Any]) -> Call[Any]:
@@ -251,14 +249,28 @@ class Firing:
         calls += [schedule.call_for(job_of_trigger(row.name, each, now), now) for each in triggers]
         try:
             jobs = await self._jobs_of(calls)
-            if not await self._move(row, self._fired(row, due, now, jobs), jobs):
+            # A trigger is fired last, and its time counts as its slot.
+            slot = now if triggers else due.slots[-1] if due.slots else None
+            job = calls[-1].options.id if calls else None
+            is_admitted = any(each.id == job for each in jobs)
+            fired = Fired(due.next_at, row.triggers, slot, job if is_admitted else None)
+            if not await self._move(row, fired, jobs):
                 return now  # somebody else has fired; how it stands now is seen at the next look
         except StoreUnavailable:
             raise
         except FairlaneError as error:
             log.error("schedule %r cannot be fired, and is tried again: %s", row.name, error)
             return None
-        self._tell(schedule, row, due, now, len(triggers))
+        if triggers:
+            log.info("schedule %r was triggered", row.name)
+        if row.next_at is not None and due.slots != (row.next_at,) and due.next_at != row.next_at:
+            log.warning(
+                "schedule %r: slots since %s were missed (missed=%r); %d fired now",
+                row.name,
+                as_datetime(row.next_at).isoformat(),
+                schedule.missed,
+                len(due.slots),
+            )
         return None if row.is_paused else due.next_at
 
     async def _jobs_of(self, calls: Sequence[Call[Any]]) -> list[NewJob]:
@@ -270,31 +282,9 @@ class Firing:
             # A function of the program, such as that of a unique key. Others have schedules here, and all have jobs.
             raise InvalidJob(f"{calls[0].task.name!r} cannot be enqueued: {type(error).__name__}: {error}") from error
 
-    def _fired(self, row: ScheduleRow, due: Due, now: Instant, jobs: Sequence[NewJob]) -> Fired:
-        """The state of the schedule after this. A trigger is fired last, and its time counts as its slot."""
-        slot, job = None, None
-        if row.triggers > row.triggered:
-            slot, job = now, job_of_trigger(row.name, row.triggers, now)
-        elif due.slots:
-            slot, job = due.slots[-1], job_of_slot(row.name, due.slots[-1])
-        is_admitted = any(each.id == job for each in jobs)
-        return Fired(due.next_at, row.triggers, slot, job if is_admitted else None)
-
     async def _move(self, row: ScheduleRow, fired: Fired, jobs: Sequence[NewJob]) -> bool:
         try:
             return await self._store.run(schedules.fire_schedule(row, fired, jobs))
         except DuplicateJob as error:
             log.warning("schedule %r: the job of a slot is stored already (%s)", row.name, error)
             return await self._move(row, fired, [job for job in jobs if job.id != error.job])
-
-    def _tell(self, schedule: Schedule, row: ScheduleRow, due: Due, now: Instant, triggers: int) -> None:
-        if triggers:
-            log.info("schedule %r was triggered", row.name)
-        if row.next_at is not None and due.slots != (row.next_at,) and due.next_at != row.next_at:
-            log.warning(
-                "schedule %r: slots since %s were missed (missed=%r); %d fired now",
-                row.name,
-                as_datetime(row.next_at).isoformat(),
-                schedule.missed,
-                len(due.slots),
-            )
