@@ -81,7 +81,6 @@ SMALL_ROOMS = {
     "fairlane.store.explain": "what is read, beside scheduler/explain.py, where it is judged",
     "fairlane.store.postgres.grants": "rights, read beside grants.sql",
     "fairlane.store.sqlite.results": "the same room as on PostgreSQL",
-    "fairlane.telemetry.endpoint": "a server that knows nothing of workers",
     "fairlane.testing.postgres_guard": "a program of its own",
 }
 

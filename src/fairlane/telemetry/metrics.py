@@ -46,8 +46,8 @@ class Failures:
         self._kinds[kind] += count
         if len(str(before)) == len(str(before + count)) and before:
             return
-        told = "" if error is None else f": {error_text(error)}"
-        log.error("%s (%s, %d so far; jobs go on)%s", what, reason, before + count, told, exc_info=error)
+        cause = "" if error is None else f": {error_text(error)}"
+        log.error("%s (%s, %d so far; jobs go on)%s", what, reason, before + count, cause, exc_info=error)
 
 
 Scope = Literal["process", "fleet"]
@@ -341,16 +341,6 @@ class Fleet:
         self._figures: Figures = {}
         self._looked_at = self._found_at = -FORGOTTEN_AFTER
         self._looking = asyncio.Lock()
-
-    def attach(self, metrics: Metrics) -> Callable[[], None]:
-        """Add the readings of the fleet to these metrics. Returns a function that removes them."""
-        removals = [metrics.read(name, lambda name=name: self.value_of(name)) for name in FLEET]  # type: ignore[misc]
-
-        def detach() -> None:
-            for remove in removals:
-                remove()
-
-        return detach
 
     async def refresh(self) -> None:
         """Read again, unless that was done a moment ago. Never raises."""

@@ -7,9 +7,10 @@ Nothing here raises, and nothing waits for the database but the reports and one 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,6 +22,7 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import SECOND
+from fairlane.errors import ConfigurationError
 from fairlane.events import (
     ClaimsLost,
     Event,
@@ -40,8 +42,17 @@ from fairlane.store import records
 from fairlane.store.protocol import Claimed, Store, WorkerIdentity
 from fairlane.store.stats import Looking, Moment
 from fairlane.store.stats_values import BlockedLoop, WorkerReport, WorkerSeen, dead_loops, replaced
-from fairlane.telemetry.endpoint import Answer, Endpoint
-from fairlane.telemetry.metrics import CONTENT_TYPE, LOOKED_UP_EVERY, NO_TASK, Fleet, Labels, Metrics, as_text
+from fairlane.telemetry.metrics import (
+    CONTENT_TYPE,
+    FLEET,
+    LOOKED_UP_EVERY,
+    NO_TASK,
+    Failures,
+    Fleet,
+    Labels,
+    Metrics,
+    as_text,
+)
 from fairlane.telemetry.telemetry import Carried, Telemetry
 from fairlane.waits import StoreTime, jittered, pause
 from fairlane.worker.options import WorkerOptions
@@ -260,7 +271,8 @@ async def showing(worker: Worker, telemetry: Telemetry, options: WorkerOptions) 
         fleet = None
         if telemetry.fleet is not None and options.metrics_fleet:
             fleet = Fleet(telemetry.fleet, telemetry.failures, options.metrics_keys)
-            shown.callback(fleet.attach(metrics))
+            for name in FLEET:
+                shown.callback(metrics.read(name, partial(fleet.value_of, name)))
             if telemetry.is_exported:
                 shown.callback(asyncio.create_task(_keep_fresh(fleet), name="fairlane-fleet").cancel)
         if options.metrics_port is not None:
@@ -273,20 +285,17 @@ async def showing(worker: Worker, telemetry: Telemetry, options: WorkerOptions) 
 
 
 def _gauges(worker: Worker) -> dict[str, Callable[[], Iterable[tuple[Labels, float]]]]:
-    def one(value: Callable[[Health], float]) -> Callable[[], Iterable[tuple[Labels, float]]]:
-        return lambda: [((), float(value(worker.health())))]
-
     def alive() -> Iterable[tuple[Labels, float]]:
         loops = worker.health().loops
         return [((name,), float(name not in dead_loops(loops))) for name in loops]
 
     return {
         "fairlane_jobs_running": worker.running_by_queue,
-        "fairlane_jobs_waiting_for_a_slot": one(lambda health: health.waiting),
-        "fairlane_jobs_unsettled": one(lambda health: health.unsettled),
-        "fairlane_slots": one(lambda health: worker.options.slots),
-        "fairlane_store_connected": one(lambda health: health.is_connected),
-        "fairlane_worker_stopping": one(lambda health: health.is_stopping),
+        "fairlane_jobs_waiting_for_a_slot": lambda: [((), worker.health().waiting)],
+        "fairlane_jobs_unsettled": lambda: [((), worker.health().unsettled)],
+        "fairlane_slots": lambda: [((), worker.options.slots)],
+        "fairlane_store_connected": lambda: [((), worker.health().is_connected)],
+        "fairlane_worker_stopping": lambda: [((), worker.health().is_stopping)],
         "fairlane_loop_alive": alive,
     }
 
@@ -347,7 +356,7 @@ class Health:
 
 
 EVERY = 5 * SECOND
-ANSWER_WITHIN = 2.0
+TAKEN_BACK_WITHIN = 2.0
 """Seconds for which a worker that has stopped waits until its report is taken back."""
 
 
@@ -370,7 +379,7 @@ async def take_back(store: Store, worker: WorkerIdentity) -> None:
     """Remove the report of a worker that has stopped, and those of dead workers that it had replaced. If that fails,
     they count as missing until their reports are a day old."""
     try:
-        async with asyncio.timeout(ANSWER_WITHIN):
+        async with asyncio.timeout(TAKEN_BACK_WITHIN):
             for each in await store.ask(lambda moment: _only_replaced_by(moment, worker.id)):
                 await store.run(records.report(UUID(each.id), None))
             await store.run(records.report(worker.id, None))
@@ -383,3 +392,90 @@ def _only_replaced_by(moment: Moment, worker: UUID) -> Looking[list[WorkerSeen]]
     seen = yield from moment.workers()
     past = replaced(seen, moment.now) - replaced([each for each in seen if UUID(each.id) != worker], moment.now)
     return [each for each in seen if each.id in past]
+
+
+LONGEST_REQUEST = 8 * 1024
+ANSWERED_WITHIN = 10.0
+"""Seconds from the first byte of a request to the last of the response."""
+AT_ONCE = 32
+"""Connections at most; more are turned away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a path answers."""
+
+    body: str
+    status: HTTPStatus = HTTPStatus.OK
+    content_type: str = "text/plain; charset=utf-8"
+
+
+Routes = Mapping[str, Callable[[], Awaitable[Answer]]]
+
+
+class Endpoint:
+    """Serves its routes from the event loop that it was opened in: one that hangs does not answer, as it should."""
+
+    def __init__(self, routes: Routes, failures: Failures) -> None:
+        self._routes = routes
+        self._failures = failures
+        self._server: asyncio.Server | None = None
+        self._open = 0
+        self.url = ""
+
+    async def open(self, host: str, port: int) -> None:
+        """Listen, or raise `ConfigurationError` if that is not possible."""
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port, limit=LONGEST_REQUEST)
+        except OSError as error:
+            raise ConfigurationError(
+                f"metrics_port={port}, metrics_host={host!r}: cannot listen there: {error.strerror or error}; "
+                "give another port, or 0 for any that is free"
+            ) from error
+        bound = self._server.sockets[0].getsockname()
+        self.url = f"http://{f'[{bound[0]}]' if ':' in bound[0] else bound[0]}:{bound[1]}"
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._server.wait_closed(), 1.0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open += 1
+        try:
+            # Whoever asks badly, slowly or not at all is let go of.
+            with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                async with asyncio.timeout(ANSWERED_WITHIN):
+                    if self._open <= AT_ONCE:
+                        answer, with_body = await self._answer(await reader.readuntil(b"\r\n\r\n"))
+                        writer.write(_response(answer, with_body=with_body))
+                        await writer.drain()
+        finally:
+            self._open -= 1
+            writer.close()
+
+    async def _answer(self, question: bytes) -> tuple[Answer, bool]:
+        method, _, rest = question.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+        path = rest.partition(" ")[0].partition("?")[0]
+        if path not in self._routes:
+            return Answer(f"there is {', '.join(self._routes)}\n", HTTPStatus.NOT_FOUND), True
+        if method not in ("GET", "HEAD"):
+            return Answer("only GET\n", HTTPStatus.METHOD_NOT_ALLOWED), True
+        try:
+            return await self._routes[path](), method == "GET"
+        except Exception as error:
+            self._failures.note("endpoint", f"answering {path} failed", error)
+            return Answer(f"{type(error).__name__}\n", HTTPStatus.INTERNAL_SERVER_ERROR), True
+
+
+def _response(answer: Answer, *, with_body: bool) -> bytes:
+    body = answer.body.encode()
+    head = (
+        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n"
+        f"Content-Type: {answer.content_type}\r\n"
+        f"Content-Length: {len(body)}\r\n"
+        "Cache-Control: no-store\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode() + (body if with_body else b"")
