@@ -12,11 +12,13 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from fairlane import App, Job, State
+from fairlane import App, Job, State, Task
 from fairlane.clock import SECOND, ManualClock
 from fairlane.scheduler.settlement import SEEN, Done, Lost, Outcome, Released, settle
 from fairlane.store import records
 from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.worker import Worker
+from fairlane.worker.children import Crew
 from fairlane.worker.claims import Pacer
 from fairlane.worker.execution import Run
 from fairlane.worker.processes import Begin, BlackBox, End, Ended, Mate, Noted, Order
@@ -142,12 +144,20 @@ class Cell(Mate):
         self._hear_news(self, Ended([End(run.claim.id, settle(run.claim, Done(None), 0))]))
 
 
-async def the_cell(clock: ManualClock) -> Cell:
-    """The process that the first suspect asks for; that suspect comes back after a second."""
-    await until(lambda: bool(Cell.made))
-    await turns(60)
-    clock.advance("1s")
-    return Cell.made[0]
+async def a_cell_and_suspects(worker: Worker, store: Store, task: Task[..., Any]) -> tuple[Cell, list[Job[Any]]]:
+    """The process for suspects, and three of them, the first of which runs there."""
+    worker._slots.is_paused = True  # they are to be lost by another
+    jobs = list(await task.enqueue_many([task.call(number) for number in range(3)]))
+    await settle_next(store, 3, Lost("its process died", SEEN))
+    crew = worker._execution
+    assert isinstance(crew, Crew)
+    crew._prepare_spare()
+    await until(lambda: bool(crew._mates))
+    worker._slots.is_paused = False
+    worker._slots.look_everywhere()
+    (cell,) = Cell.made
+    await until(lambda: cell.began == [jobs[0].id])
+    return cell, jobs
 
 
 async def test_a_suspect_that_waits_behind_another_is_not_claimed_in_vain_and_starts_once_that_ends(
@@ -160,33 +170,29 @@ async def test_a_suspect_that_waits_behind_another_is_not_claimed_in_vain_and_st
     @app.task
     async def work(number: int) -> None: ...
 
-    async with app:
-        jobs = await work.enqueue_many([work.call(number) for number in range(3)])
-        await settle_next(store.real, 3, Lost("its process died", SEEN))
-        async with working(app, concurrency=10, lease="1d", command=("python",)):
-            cell = await the_cell(clock)
-            await until(lambda: len(cell.began) == 1)
-            for _ in range(240):
-                clock.advance("500ms")
-                await turns(60)
-            running, *waiting = sorted(jobs, key=lambda job: job.id != cell.began[0])
-            for job in waiting:
-                released = [each for each in await store.run(records.attempts(job.id)) if each.outcome == "released"]
-                assert 6 <= len(released) <= 9, "after 1, 2, 4, 8, 16, 30, 30 … seconds"
-                told = await operations_on(store.real).jobs.explain(job.id)
-                assert told.earliest is None, "nobody knows when the other ends"
-                words = [hold.words for hold in told.holds]
-                assert len(words) == 1
-                assert words[0].startswith("is to run alone, because its process died while it ran: job ")
-                assert f"job {running.id} ({work.name}) has run alone for" in words[0]
-                assert "it has waited for" in words[0]
-            for count in (2, 3):
-                cell.end()  # the clock stands still: nothing but the end of the other brings it back
-                await until(lambda count=count: len(cell.began) == count)  # type: ignore[misc]
-            assert cell.began == [job.id for job in jobs]
-            cell.end()
-            for job in jobs:
-                await reaches(job, State.DONE)
+    async with app, working(app, concurrency=10, lease="1d", command=("python",)) as worker:
+        cell, jobs = await a_cell_and_suspects(worker, store.real, work)
+        for _ in range(240):
+            clock.advance("500ms")
+            await turns(60)
+        running, *waiting = jobs
+        for job in waiting:
+            released = [each for each in await store.run(records.attempts(job.id)) if each.outcome == "released"]
+            assert 6 <= len(released) <= 9, "after 1, 2, 4, 8, 16, 30, 30 … seconds"
+            told = await operations_on(store.real).jobs.explain(job.id)
+            assert told.earliest is None, "nobody knows when the other ends"
+            words = [hold.words for hold in told.holds]
+            assert len(words) == 1
+            assert words[0].startswith("is to run alone, because its process died while it ran: job ")
+            assert f"job {running.id} ({work.name}) has run alone for" in words[0]
+            assert "it has waited for" in words[0]
+        for count in (2, 3):
+            cell.end()  # the clock stands still: nothing but the end of the other brings it back
+            await until(lambda count=count: len(cell.began) == count)  # type: ignore[misc]
+        assert cell.began == [job.id for job in jobs]
+        cell.end()
+        for job in jobs:
+            await reaches(job, State.DONE)
 
 
 async def test_a_suspect_that_a_limit_holds_keeps_no_other_from_running_alone(
@@ -199,26 +205,22 @@ async def test_a_suspect_that_a_limit_holds_keeps_no_other_from_running_alone(
     @app.task
     async def work(number: int) -> None: ...
 
-    async with app:
-        first, second, third = await work.enqueue_many([work.call(number) for number in range(3)])
-        await settle_next(store.real, 3, Lost("its process died", SEEN))
-        async with working(app, concurrency=10, lease="1d", command=("python",)):
-            cell = await the_cell(clock)
-            await until(lambda: len(cell.began) == 1)
-            for _ in range(60):
-                clock.advance("500ms")
-                await turns(30)
-            await second.cancel()
-            cell.end()
-            await reaches(first, State.DONE)
+    async with app, working(app, concurrency=10, lease="1d", command=("python",)) as worker:
+        cell, (first, second, third) = await a_cell_and_suspects(worker, store.real, work)
+        for _ in range(60):
+            clock.advance("500ms")
+            await turns(30)
+        await second.cancel()
+        cell.end()
+        await reaches(first, State.DONE)
 
-            def is_next() -> bool:
-                clock.advance("100ms")
-                return cell.began[1:] == [third.id]
+        def is_next() -> bool:
+            clock.advance("100ms")
+            return cell.began[1:] == [third.id]
 
-            await until(is_next)
-            cell.end()
-            await reaches(third, State.DONE)
+        await until(is_next)
+        cell.end()
+        await reaches(third, State.DONE)
 
 
 def test_a_black_box_tells_what_has_begun() -> None:

@@ -392,7 +392,7 @@ class Claiming:
     # What it does.
 
     async def run(self) -> None:
-        """Claim until told to stop; then pass on the wakeups that were meant for us."""
+        """Claim until stopped; then pass on the wakeups that were meant for this worker."""
         try:
             while True:
                 queue = self._slots.next_to_ask()
@@ -451,7 +451,7 @@ class Claiming:
         try:
             claimed = await self._runtime.outage.ride_out(once, "claiming", unless=self._stopping)
         except StoreUnavailable:
-            return  # told to stop, and nobody there to claim from
+            return  # it is stopping, and the database cannot be reached
         visit.end(claimed.vtime)
         queue = visit.queue
         self._slots.note_claimed(queue, len(claimed.claims), claimed.vtime)

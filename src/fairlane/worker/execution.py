@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 from fairlane.clock import SECOND
@@ -69,10 +69,8 @@ UNKNOWN_REPORTED_FOR = 2 * LONGEST_UNKNOWN_DELAY
 LEASES_REMEMBERED = 100
 
 
-class SettleLater(Protocol):
-    """Takes settlements that are to be recorded."""
-
-    def __call__(self, settlement: Settlement, queue: QueueSlots, *, may_be_settled: bool = False) -> None: ...
+SettleLater = Callable[..., None]
+"""Takes settlements that are to be recorded, as `Settling.add` does."""
 
 
 @dataclass(slots=True, eq=False)

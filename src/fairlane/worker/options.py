@@ -163,7 +163,7 @@ class WorkerOptions:
 
     @property
     def shares_of_all(self) -> tuple[QueueShare, ...]:
-        """What each process is told to give to a queue, added up."""
+        """What each process gives to a queue, added up."""
         many = self.processes
         return tuple(
             replace(each, min_slots=each.min_slots * many, max_slots=each.max_slots and each.max_slots * many)

@@ -290,7 +290,7 @@ def describe(error: BaseException) -> str:
     """The error in one line, then where it came from."""
     first = summary(error)
     frames = "".join(traceback.format_tb(users_frames(error.__traceback__)))
-    # Before it is cut: half of a secret could not be told from other text.
+    # Before it is cut: half of a secret would not be recognized.
     text = without_secrets(storable(f"{first}\n\n{frames}".rstrip()))
     if len(text) <= LONGEST_ERROR:
         return text
@@ -639,7 +639,7 @@ class Settling:
         await self._record([instead], was_tried=was_tried)
 
     def _tell_of_effects(self, settlement: Settlement, conflicts: dict[UUID, Conflict] | None) -> None:
-        """Log effects that were not stored: the handler has returned, and cannot be told."""
+        """Log effects that were not stored: the handler has returned, so it cannot be raised there."""
         if conflicts is None:
             words = ": %d effects were not stored: they were added after the job was settled in a transaction"
             log_job(log, logging.WARNING, settlement.job, words, settlement.late_effects)
