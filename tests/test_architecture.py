@@ -80,7 +80,6 @@ SMALL_ROOMS = {
     "fairlane.integrations.django": "parts of Django that a project may leave out",
     "fairlane.store.explain": "what is read, beside scheduler/explain.py, where it is judged",
     "fairlane.store.postgres.grants": "rights, read beside grants.sql",
-    "fairlane.telemetry.endpoint": "a server that knows nothing of workers",
     "fairlane.testing.postgres_guard": "a program of its own",
 }
 

@@ -21,7 +21,7 @@ PRESCRIBED = {"integrations/django/management", "integrations/django/templatetag
 """Folders that Django looks for by name."""
 WALK = "The files of the walk"
 ON_THEIR_OWN_TIME = {
-    "cron/runner.py",
+    "cron/schedules.py",
     "stats/keys.py",
     "store/procedures.py",
     "store/records.py",

@@ -22,8 +22,7 @@ from fairlane import parameters
 from fairlane.clock import Clock, Instant, SystemClock, checked_time, microseconds
 from fairlane.codec import Codec, PayloadCodec
 from fairlane.cron.recurrence import Missed
-from fairlane.cron.runner import Firing
-from fairlane.cron.schedules import Schedule, declared_schedule
+from fairlane.cron.schedules import Firing, Schedule, declared_schedule
 from fairlane.effects import Values
 from fairlane.enqueue import Producing, Stamp
 from fairlane.errors import (

@@ -39,7 +39,7 @@ from fairlane.store import records
 from fairlane.store.protocol import Store
 from fairlane.store.rows import Declared
 from fairlane.task import Call, Foreseen, Progress, Task
-from fairlane.telemetry.telemetry import Sending, Telemetry
+from fairlane.telemetry.telemetry import Telemetry
 
 Stamp = Callable[[Call[Any]], NewJob]
 """Builds the job of a call, under the policies in force."""
@@ -350,19 +350,19 @@ class Producing:
         self, calls: Sequence[Call[Any]], tx: Any = None, progress: Progress | None = None, *, pace: bool = False
     ) -> tuple[list[NewJob], dict[UUID, Conflict], Verdicts]:
         """The jobs of these calls, stored; and the outcome of those that were not."""
-        tracing = self.telemetry.tracing
-        sending: AbstractContextManager[Sending | None] = nullcontext()
-        if tracing.tracer() is not None:
+        spans = self.telemetry.spans()
+        sending: AbstractContextManager[Any] = nullcontext()
+        if spans is not None:
             queues = dict.fromkeys(map(_queue_of, calls))
-            sending = tracing.sending(list(queues), list({call.task.name: None for call in calls}), len(calls))
+            sending = spans.sending(list(queues), list({call.task.name: None for call in calls}), len(calls))
         with sending as span:
             jobs = await self.stamped(calls)
             verdicts = await self.judged(jobs, tx, pace=pace)
             stored = [job for job in jobs if job.id not in verdicts.refused] if verdicts.refused else jobs
             report = None if progress is None else _reporting(progress, len(stored))
             conflicts = await self._store.enqueue(stored, tx, report)
-            if span is not None:
-                span.stored(stored)
+            if spans is not None:
+                spans.stored(span, stored)
         self.telemetry.enqueued(stored, conflicts, self._clock.now)
         return jobs, conflicts, verdicts
 
@@ -441,7 +441,7 @@ class Producing:
 
     def _stamper(self, call: Call[Any], policy: Policy) -> Stamper:
         declared = self._source_of(policy.queue) if policy.brought else None
-        return Stamper(call, policy, self._max_payload, self.stamp, declared, self.telemetry.tracing.carried())
+        return Stamper(call, policy, self._max_payload, self.stamp, declared, self.telemetry.carried())
 
     async def look_again(self) -> None:
         """Look up the policies in force, if that was long ago: often whether there are others, which says where jobs

@@ -149,7 +149,7 @@ async def test_a_schedule_that_is_declared_no_more_stops_and_is_shown_as_orphane
 async def test_an_older_program_leaves_a_newer_declaration_alone_until_nobody_has_it_any_more(
     shared_database: Database, clock: ManualClock, stack: AsyncExitStack
 ) -> None:
-    from fairlane.cron.runner import Firing
+    from fairlane.cron.schedules import Firing
 
     old, new = program(shared_database, clock), program(shared_database, clock)
     for app, kind in ((old, "old"), (new, "new")):

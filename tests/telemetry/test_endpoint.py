@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from fairlane.errors import ConfigurationError
-from fairlane.telemetry import endpoint as endpoint_module
-from fairlane.telemetry.endpoint import Answer, Endpoint
 from fairlane.telemetry.metrics import Failures
-from fairlane.worker import WorkerOptions
+from fairlane.worker import WorkerOptions, reports
+from fairlane.worker.reports import Answer, Endpoint
 from tests.waiting import PATIENCE
 
 
@@ -82,7 +81,7 @@ async def test_whoever_sends_too_much_or_too_slowly_is_let_go(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await sent(endpoint, b"GET /fine HTTP/1.1\r\nX: " + b"x" * 100_000) == ""
-    monkeypatch.setattr(endpoint_module, "ANSWERED_WITHIN", 0.01)
+    monkeypatch.setattr(reports, "ANSWERED_WITHIN", 0.01)
     assert await sent(endpoint, b"GET /fine HTTP/1.1\r\n") == ""
     monkeypatch.undo()
     assert (await sent(endpoint, b"GET /fine HTTP/1.1\r\n\r\n")).startswith("HTTP/1.1 200")
@@ -91,7 +90,7 @@ async def test_whoever_sends_too_much_or_too_slowly_is_let_go(
 async def test_more_connections_than_it_takes_are_turned_away(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint_module, "AT_ONCE", 0)
+    monkeypatch.setattr(reports, "AT_ONCE", 0)
     assert await sent(endpoint, b"GET /fine HTTP/1.1\r\n\r\n") == ""
     monkeypatch.undo()
     assert (await sent(endpoint, b"GET /fine HTTP/1.1\r\n\r\n")).startswith("HTTP/1.1 200")
@@ -114,5 +113,5 @@ async def test_more_connections_than_it_takes_are_turned_away(
 )
 def test_a_setting_that_cannot_work_is_refused_by_its_name(setting: str, value: Any) -> None:
     """O09."""
-    with pytest.raises(ConfigurationError, match=rf"\A{setting}="):
+    with pytest.raises(ConfigurationError, match=rf"\A(worker: )?{setting}="):
         WorkerOptions(**{setting: value})

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fairlane import App, Backoff
 from fairlane.clock import ManualClock
 from fairlane.telemetry import metrics as metrics_module
-from fairlane.telemetry.metrics import CATALOGUE, Failures, Metrics, as_text
+from fairlane.telemetry.metrics import CATALOGUE, Cell, Failures, Metrics, as_text
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, watched_app, working
 
@@ -224,10 +224,10 @@ def test_a_gauge_that_cannot_be_read_is_left_out_and_counted() -> None:
 def test_a_text_of_any_label_and_any_number_is_read_as_it_was_written() -> None:
     metrics = Metrics(Failures())
     label = 'a "quoted" \\ path\nof two lines ▸'
-    metrics.claimed.add((label,), 3)
-    metrics.wait.observe(0.0, (label,))
-    metrics.wait.observe(0.3, (label,))
-    metrics.wait.observe(10_000.0, (label,))
+    metrics.add("fairlane_jobs_claimed_total", (label,), 3)
+    metrics.observe("fairlane_job_wait_seconds", 0.0, (label,))
+    metrics.observe("fairlane_job_wait_seconds", 0.3, (label,))
+    metrics.observe("fairlane_job_wait_seconds", 10_000.0, (label,))
     metrics.read("fairlane_slots", lambda: [((), float("nan"))])
     metrics.read("fairlane_jobs_unsettled", lambda: [((), float("inf"))])
     found = parsed(as_text(metrics.samples()))
@@ -246,10 +246,18 @@ def test_series_are_bounded_and_the_rest_is_added_up(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(metrics_module, "SERIES_AT_MOST", 3)
     metrics = Metrics(Failures())
     for number in range(10):
-        metrics.claimed.add((f"queue-{number}",))
-        metrics.wait.observe(1.0, (f"queue-{number}",))
-    assert metrics.claimed.values == {("queue-0",): 1, ("queue-1",): 1, ("queue-2",): 1, ("other",): 7}
-    assert sum(metrics.wait.cells[("other",)].counts) == 7
+        metrics.add("fairlane_jobs_claimed_total", (f"queue-{number}",))
+        metrics.observe("fairlane_job_wait_seconds", 1.0, (f"queue-{number}",))
+    assert dict(metrics.value_of("fairlane_jobs_claimed_total")) == {
+        ("queue-0",): 1,
+        ("queue-1",): 1,
+        ("queue-2",): 1,
+        ("other",): 7,
+    }
+    samples = {metric.name: dict(values) for metric, values in metrics.samples()}
+    waits = samples["fairlane_job_wait_seconds"][("other",)]
+    assert isinstance(waits, Cell)
+    assert sum(waits.counts) == 7
 
 
 def test_every_metric_has_a_name_of_its_own_in_both_worlds() -> None:

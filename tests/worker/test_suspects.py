@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
 import pytest
 
-from fairlane import App, Job, State
+from fairlane import App, Job, State, Task
 from fairlane.clock import SECOND, ManualClock
 from fairlane.scheduler.settlement import SEEN, Done, Lost, Outcome, Released, settle
 from fairlane.store import records
 from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.worker import Worker
+from fairlane.worker.children import Crew
 from fairlane.worker.claims import Pacer
 from fairlane.worker.execution import Run
-from fairlane.worker.processes import Begin, BlackBox, End, Noted
-from fairlane.worker.runs import Stop
+from fairlane.worker.processes import Begin, BlackBox, End, Ended, Mate, Noted, Order
 from tests.store.harness import operations_on
 from tests.waiting import until, until_found
 from tests.worker.harness import WatchedStore, reaches, turns, working
@@ -114,101 +114,113 @@ async def test_others_wait_for_a_bounded_time_until_a_suspect_can_be_alone(
             await suspect.result()
 
 
-class Cell:
-    """A process for one job at a time, that is there at once and whose jobs end when they are told."""
+class Cell(Mate):
+    """A process that is there at once, and whose jobs end when they are told."""
+
+    made: ClassVar[list[Cell]] = []
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.began: list[UUID] = []
+        self.made.append(self)
 
     is_ready = True
-    block = None
-
-    def __init__(self) -> None:
-        self.began: list[UUID] = []
-        self._end = asyncio.Event()
-
-    def end(self) -> None:
-        self._end.set()
-
-    async def run(self, begin: Begin, on_begin: Callable[[int], None]) -> End:
-        claim = begin.jobs[0].claim
-        self.began.append(claim.id)
-        await self._end.wait()
-        self._end.clear()
-        return End(claim.id, settle(claim, Done(None), 0))
 
     async def start(self) -> None: ...
 
-    def interrupt(self, job: UUID, reason: Stop) -> None:
-        self.end()
+    async def gone(self) -> str:
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
 
-    async def leave(self, within: float) -> None: ...
+    def send(self, order: Order) -> None:
+        assert isinstance(order, Begin)
+        self.began += [handed.claim.id for handed in order.jobs]
+
+    def begun(self) -> dict[UUID, Noted]:
+        return dict.fromkeys(self.runs, Noted.RUNS)
+
+    def end(self) -> None:
+        (run,) = self.runs.values()
+        self._hear_news(self, Ended([End(run.claim.id, settle(run.claim, Done(None), 0))]))
+
+
+async def a_cell_and_suspects(worker: Worker, store: Store, task: Task[..., Any]) -> tuple[Cell, list[Job[Any]]]:
+    """The process for suspects, and three of them, the first of which runs there."""
+    worker._slots.is_paused = True  # they are to be lost by another
+    jobs = list(await task.enqueue_many([task.call(number) for number in range(3)]))
+    await settle_next(store, 3, Lost("its process died", SEEN))
+    crew = worker._execution
+    assert isinstance(crew, Crew)
+    crew._prepare_spare()
+    await until(lambda: bool(crew._mates))
+    worker._slots.is_paused = False
+    worker._slots.look_everywhere()
+    (cell,) = Cell.made
+    await until(lambda: cell.began == [jobs[0].id])
+    return cell, jobs
 
 
 async def test_a_suspect_that_waits_behind_another_is_not_claimed_in_vain_and_starts_once_that_ends(
     app: App, store: WatchedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It was claimed and given back once a second for as long as the other ran.
-    cell = Cell()
-    monkeypatch.setattr("fairlane.worker.worker.LoneProcess", lambda command: cell)
+    monkeypatch.setattr("fairlane.worker.children.Mate", Cell)
+    monkeypatch.setattr(Cell, "made", [])
 
     @app.task
     async def work(number: int) -> None: ...
 
-    async with app:
-        jobs = await work.enqueue_many([work.call(number) for number in range(3)])
-        await settle_next(store.real, 3, Lost("its process died", SEEN))
-        async with working(app, concurrency=10, lease="1d", command=("python",)):
-            await until(lambda: len(cell.began) == 1)
-            for _ in range(240):
-                clock.advance("500ms")
-                await turns(60)
-            running, *waiting = sorted(jobs, key=lambda job: job.id != cell.began[0])
-            for job in waiting:
-                released = [each for each in await store.run(records.attempts(job.id)) if each.outcome == "released"]
-                assert 6 <= len(released) <= 9, "after 1, 2, 4, 8, 16, 30, 30 … seconds"
-                told = await operations_on(store.real).jobs.explain(job.id)
-                assert told.earliest is None, "nobody knows when the other ends"
-                words = [hold.words for hold in told.holds]
-                assert len(words) == 1
-                assert words[0].startswith("is to run alone, because its process died while it ran: job ")
-                assert f"job {running.id} ({work.name}) has run alone for" in words[0]
-                assert "it has waited for" in words[0]
-            for count in (2, 3):
-                cell.end()  # the clock stands still: nothing but the end of the other brings it back
-                await until(lambda count=count: len(cell.began) == count)  # type: ignore[misc]
-            assert cell.began == [job.id for job in jobs]
-            cell.end()
-            for job in jobs:
-                await reaches(job, State.DONE)
+    async with app, working(app, concurrency=10, lease="1d", command=("python",)) as worker:
+        cell, jobs = await a_cell_and_suspects(worker, store.real, work)
+        for _ in range(240):
+            clock.advance("500ms")
+            await turns(60)
+        running, *waiting = jobs
+        for job in waiting:
+            released = [each for each in await store.run(records.attempts(job.id)) if each.outcome == "released"]
+            assert 6 <= len(released) <= 9, "after 1, 2, 4, 8, 16, 30, 30 … seconds"
+            told = await operations_on(store.real).jobs.explain(job.id)
+            assert told.earliest is None, "nobody knows when the other ends"
+            words = [hold.words for hold in told.holds]
+            assert len(words) == 1
+            assert words[0].startswith("is to run alone, because its process died while it ran: job ")
+            assert f"job {running.id} ({work.name}) has run alone for" in words[0]
+            assert "it has waited for" in words[0]
+        for count in (2, 3):
+            cell.end()  # the clock stands still: nothing but the end of the other brings it back
+            await until(lambda count=count: len(cell.began) == count)  # type: ignore[misc]
+        assert cell.began == [job.id for job in jobs]
+        cell.end()
+        for job in jobs:
+            await reaches(job, State.DONE)
 
 
 async def test_a_suspect_that_a_limit_holds_keeps_no_other_from_running_alone(
     app: App, store: WatchedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It is called back and cannot come: the next one follows after a second.
-    cell = Cell()
-    monkeypatch.setattr("fairlane.worker.worker.LoneProcess", lambda command: cell)
+    monkeypatch.setattr("fairlane.worker.children.Mate", Cell)
+    monkeypatch.setattr(Cell, "made", [])
 
     @app.task
     async def work(number: int) -> None: ...
 
-    async with app:
-        first, second, third = await work.enqueue_many([work.call(number) for number in range(3)])
-        await settle_next(store.real, 3, Lost("its process died", SEEN))
-        async with working(app, concurrency=10, lease="1d", command=("python",)):
-            await until(lambda: len(cell.began) == 1)
-            for _ in range(60):
-                clock.advance("500ms")
-                await turns(30)
-            await second.cancel()
-            cell.end()
-            await reaches(first, State.DONE)
+    async with app, working(app, concurrency=10, lease="1d", command=("python",)) as worker:
+        cell, (first, second, third) = await a_cell_and_suspects(worker, store.real, work)
+        for _ in range(60):
+            clock.advance("500ms")
+            await turns(30)
+        await second.cancel()
+        cell.end()
+        await reaches(first, State.DONE)
 
-            def is_next() -> bool:
-                clock.advance("100ms")
-                return cell.began[1:] == [third.id]
+        def is_next() -> bool:
+            clock.advance("100ms")
+            return cell.began[1:] == [third.id]
 
-            await until(is_next)
-            cell.end()
-            await reaches(third, State.DONE)
+        await until(is_next)
+        cell.end()
+        await reaches(third, State.DONE)
 
 
 def test_a_black_box_tells_what_has_begun() -> None:
@@ -304,15 +316,19 @@ async def test_a_suspect_runs_in_a_process_of_its_own_and_harms_nobody_by_its_de
             assert await innocent.result() not in (None, os.getpid())
             await reaches(killer, State.DEAD)
             await reaches(slow, State.DEAD)
+            store = await app.opened()
+
+            async def has_failed() -> bool:
+                return "failed" in [each.outcome for each in await store.run(records.attempts(failing.id))]
+
+            await until_found(has_failed)
             assert worker.health().is_well
-        store = await app.opened()
         history = [each.outcome for each in await store.run(records.attempts(killer.id)) if each.outcome != "released"]
         assert history == ["lost", "lost", "lost", "lost"]
         record = await store.job(killer.id)
         assert record.error == "it ran alone, and its process died (by SIGKILL)"
         assert "TimeoutError" in ((await store.job(slow.id)).error or "")
-        ended = [each.outcome for each in await store.run(records.attempts(failing.id)) if each.outcome != "released"]
-        assert (await failing.status(), ended[-1]) == (State.SCHEDULED, "failed")
+        assert await failing.status() is not State.DEAD
         assert await app.values.get("seen") == await innocent.result()
 
 

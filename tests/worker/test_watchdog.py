@@ -74,7 +74,7 @@ def claim_meanwhile(claiming):
         store = app.make_store()
         await store.open()
         claimed = await store.claim(
-            "plain", lambda: 10, worker=claiming._identity, lease=timedelta(hours=1)
+            "plain", lambda: 10, worker=claiming._runtime.identity, lease=timedelta(hours=1)
         )
         await store.close()
         return claimed.claims
@@ -84,7 +84,7 @@ def claim_meanwhile(claiming):
 
     def hear():
         claiming._slots.note_claimed(queue, len(claims))
-        claiming._execution.start(queue, claims, claiming._clock.monotonic() + 3_600_000_000)
+        claiming._execution.start(queue, claims, claiming._now() + 3_600_000_000)
 
     claiming._loop.call_soon_threadsafe(hear)
 

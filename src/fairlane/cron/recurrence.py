@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal
 from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
@@ -59,12 +59,7 @@ class Cron:
             raise ConfigurationError(
                 f"{what} does not have five fields: minute, hour, day, month, weekday, as in '0 9 * * 1-5'"
             )
-        try:
-            ZoneInfo(self.timezone)
-        except (ValueError, OSError, TypeError):  # ZoneInfoNotFoundError is a KeyError, and below
-            raise ConfigurationError(f"{what}: {_no_timezone(self.timezone)}") from None
-        except KeyError:
-            raise ConfigurationError(f"{what}: {_unknown_timezone(self.timezone)}") from None
+        _check_timezone(what, self.timezone)
         try:
             CronSim(self._fields, as_datetime(0))
         except CronSimError as error:
@@ -121,34 +116,28 @@ class Cron:
         return {"cron": self.line, "timezone": self.timezone}
 
 
-def check_timezone(timezone: object) -> None:
+def _check_timezone(what: str, timezone: object) -> None:
     """Refuse what is not a place: a schedule fires at the same time on every machine, whatever its local setting."""
+    remedy = "use a name such as 'Europe/Berlin', or leave timezone= out for UTC"
+    wrong = f"{what}: timezone={shown(timezone)}"
     if not isinstance(timezone, str):
-        raise ConfigurationError(f"schedule: {_no_timezone(timezone)}")
+        name = getattr(timezone, "key", None)  # of a ZoneInfo
+        raise ConfigurationError(f"{wrong} is not the name of one; {f'write {name!r}' if name else remedy}")
     if timezone.lower() in _NOT_PLACES or timezone.lower().startswith(_NOT_PLACES_BELOW):
+        raise ConfigurationError(f"{wrong} is not a place, and not the same on every machine; {remedy}")
+    try:
+        ZoneInfo(timezone)
+    except KeyError:
+        known = {name.lower(): name for name in available_timezones()}
+        # What is short is much alike: CEST and EST.
+        alike = 0.8 if "/" in timezone else 1.0
+        if similar := get_close_matches(timezone.strip().lower()[:LONGEST_SHOWN], known, n=1, cutoff=alike):
+            remedy = f"did you mean {known[similar[0]]!r}?"
         raise ConfigurationError(
-            f"schedule: timezone={timezone!r} is not a place, and not the same on every machine; {_NAME_A_PLACE}"
-        )
-
-
-_NAME_A_PLACE = "use a name such as 'Europe/Berlin', or leave timezone= out for UTC"
-
-
-def _no_timezone(timezone: object) -> str:
-    name = getattr(timezone, "key", None)  # of a ZoneInfo
-    return f"timezone={timezone!r} is not the name of one; {f'write {name!r}' if name else _NAME_A_PLACE}"
-
-
-def _unknown_timezone(timezone: str) -> str:
-    known = {name.lower(): name for name in available_timezones()}
-    # What is short is much alike: CEST and EST.
-    alike = 0.8 if "/" in timezone else 1.0
-    similar = get_close_matches(timezone.strip().lower()[:LONGEST_SHOWN], known, n=1, cutoff=alike)
-    hint = f"did you mean {known[similar[0]]!r}?" if similar else _NAME_A_PLACE
-    return (
-        f"timezone={timezone[:LONGEST_SHOWN]!r} is unknown; {hint} (where the system has none at all, "
-        "`pip install tzdata`)"
-    )
+            f"{wrong} is unknown; {remedy} (where the system has none at all, `pip install tzdata`)"
+        ) from None
+    except (ValueError, OSError):
+        raise ConfigurationError(f"{wrong} is not the name of one; {remedy}") from None
 
 
 def _wall(moment: Instant) -> datetime:
@@ -224,12 +213,6 @@ def recurrence_of(document: dict[str, Any]) -> Recurrence:
     return (
         Every(microseconds(document["every"])) if "every" in document else Cron(document["cron"], document["timezone"])
     )
-
-
-def check_missed(missed: object) -> Missed:
-    if missed not in get_args(Missed):
-        raise ConfigurationError(f"schedule: missed={shown(missed)} is unknown; use 'skip', 'once' or 'all'")
-    return cast(Missed, missed)
 
 
 @dataclass(frozen=True, slots=True)

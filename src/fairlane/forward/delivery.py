@@ -41,8 +41,8 @@ from fairlane.scheduler.settlement import (
 from fairlane.store.protocol import Adopted, Store, WorkerIdentity
 from fairlane.task import Task
 from fairlane.waits import Outage, StoreTime, pause
-from fairlane.worker.instruments import Watching
 from fairlane.worker.logs import log_end, log_lost, log_unreadable
+from fairlane.worker.reports import Watching
 from fairlane.worker.runs import (
     RunningJob,
     Settling,

@@ -196,10 +196,7 @@ class Publishing(Execution):
         contexts, retries = await self.store.run(records.contexts(jobs)), await self.store.run(records.retries(jobs))
         return {job: as_carried(contexts.get(job), retries.get(job, 0)) for job in jobs}
 
-    async def _run_in_thread(self, run: Run) -> None:
-        await self._run_async(run)
-
-    async def _run_async(self, run: Run) -> None:
+    async def _body(self, run: Run) -> None:
         try:
             # Shielded: the whole batch waits for it. Until it is read, nothing has begun, and claims can be released.
             carried = await asyncio.shield(self._carried[run.claim.id])

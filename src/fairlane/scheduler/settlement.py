@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
@@ -184,8 +183,8 @@ class Settlement(msgspec.Struct, frozen=True):
     committed."""
     lag: int | None = None
     """Microseconds from admission to start, where an engine ran it: what an adaptive cap looks at, not the run time."""
-    fallback: Callable[[], Settlement] | None = None
-    """What applies instead, if the effects are refused for good."""
+    retry_after: int | None = None
+    """If the effects are refused for good: microseconds until the next attempt; `None` if there is none."""
 
     @property
     def verdict(self) -> Verdict:
@@ -193,6 +192,12 @@ class Settlement(msgspec.Struct, frozen=True):
         if self.outcome in FAILURES:
             return Verdict.FAILED
         return Verdict.GOOD if self.outcome == "done" else Verdict.NEUTRAL
+
+    def if_effects_refused(self, reason: str) -> Settlement:
+        """What applies instead if the effects are refused for good: the attempt has failed."""
+        to = State.DEAD if self.retry_after is None else State.SCHEDULED
+        error = without_secrets(reason)
+        return Settlement(self.job, self.lease, to, "failed", self.ran, self.retry_after, error=error)
 
     def if_asked_to_cancel(self) -> Settlement:
         """What applies instead where the job has been asked to cancel: it goes on no more, but an end stays an end.

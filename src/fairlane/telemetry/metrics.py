@@ -11,7 +11,7 @@ import asyncio
 import collections
 import logging
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import isfinite
@@ -46,8 +46,8 @@ class Failures:
         self._kinds[kind] += count
         if len(str(before)) == len(str(before + count)) and before:
             return
-        told = "" if error is None else f": {error_text(error)}"
-        log.error("%s (%s, %d so far; jobs go on)%s", what, reason, before + count, told, exc_info=error)
+        cause = "" if error is None else f": {error_text(error)}"
+        log.error("%s (%s, %d so far; jobs go on)%s", what, reason, before + count, cause, exc_info=error)
 
 
 Scope = Literal["process", "fleet"]
@@ -198,41 +198,6 @@ class Cell:
         self.total = 0.0
 
 
-class Counter:
-    def __init__(self, metric: Metric) -> None:
-        self.metric = metric
-        self.values: dict[Labels, float] = {}
-
-    def add(self, labels: Labels = (), amount: float = 1) -> None:
-        values = self.values
-        if labels in values:
-            values[labels] += amount
-        else:
-            labels = _bounded(values, labels)
-            values[labels] = values.get(labels, 0) + amount
-
-
-class Histogram:
-    def __init__(self, metric: Metric) -> None:
-        self.metric = metric
-        self.cells: dict[Labels, Cell] = {}
-        self.recorder: Recorder | None = None
-
-    def observe(self, value: float, labels: Labels = ()) -> None:
-        cell = self.cells.get(labels)
-        if cell is None:
-            labels = _bounded(self.cells, labels)
-            cell = self.cells.setdefault(labels, Cell(len(self.metric.boundaries)))
-        cell.counts[bisect_left(self.metric.boundaries, value)] += 1
-        cell.total += value
-        if self.recorder is not None:
-            self.recorder(value, labels)
-
-
-def _bounded(known: Mapping[Labels, object], labels: Labels) -> Labels:
-    return labels if len(known) < SERIES_AT_MOST else (OTHER,) * len(labels)
-
-
 Sample = tuple[Metric, Iterable[tuple[Labels, float | Cell]]]
 
 
@@ -241,35 +206,38 @@ class Metrics:
 
     def __init__(self, failures: Failures) -> None:
         self.failures = failures
-        self.counters = {name: Counter(each) for name, each in CATALOGUE.items() if each.kind == "counter"}
-        self.histograms = {name: Histogram(each) for name, each in CATALOGUE.items() if each.kind == "histogram"}
+        self._counts: dict[str, dict[Labels, float]] = {
+            name: {} for name, each in CATALOGUE.items() if each.kind == "counter"
+        }
+        self._cells: dict[str, dict[Labels, Cell]] = {
+            name: {} for name, each in CATALOGUE.items() if each.kind == "histogram"
+        }
+        self.recorders: dict[str, Recorder] = {}
         self._readings: dict[str, list[Reading]] = {}
-
-        self.enqueued = self.counters["fairlane_jobs_enqueued_total"]
-        self.claimed = self.counters["fairlane_jobs_claimed_total"]
-        self.started = self.counters["fairlane_jobs_started_total"]
-        self.ended = self.counters["fairlane_jobs_ended_total"]
-        self.empty_claims = self.counters["fairlane_claims_empty_total"]
-        self.folded = self.counters["fairlane_bells_folded_total"]
-        self.renewals = self.counters["fairlane_lease_renewals_total"]
-        self.reaped = self.counters["fairlane_jobs_reaped_total"]
-        self.recounted = self.counters["fairlane_gates_recounted_total"]
-        self.claims_lost = self.counters["fairlane_claims_lost_total"]
-        self.blocked = self.counters["fairlane_event_loop_blocked_seconds_total"]
-        self.outages = self.counters["fairlane_store_outages_total"]
-        self.wait = self.histograms["fairlane_job_wait_seconds"]
-        self.run = self.histograms["fairlane_job_run_seconds"]
-        self.claim_time = self.histograms["fairlane_claim_seconds"]
-        self.lock_wait = self.histograms["fairlane_claim_lock_wait_seconds"]
-        self.claim_size = self.histograms["fairlane_claim_jobs"]
-        self.settle_time = self.histograms["fairlane_settle_seconds"]
-        self.settle_size = self.histograms["fairlane_settle_jobs"]
-        self.lag = self.histograms["fairlane_event_loop_lag_seconds"]
         # Known from the first scrape on: an increase needs a point to start from.
-        for each in (self.renewals, self.reaped, self.outages):
-            each.add((), 0)
+        for name in ("fairlane_lease_renewals_total", "fairlane_jobs_reaped_total", "fairlane_store_outages_total"):
+            self.add(name, (), 0)
         for reason in LOST:
-            self.claims_lost.add((reason,), 0)
+            self.add("fairlane_claims_lost_total", (reason,), 0)
+
+    def add(self, name: str, labels: Labels = (), amount: float = 1) -> None:
+        """Add to a counter."""
+        values = self._counts[name]
+        if labels not in values:
+            labels = _bounded(values, labels)
+        values[labels] = values.get(labels, 0) + amount
+
+    def observe(self, name: str, value: float, labels: Labels = ()) -> None:
+        """Count a value in a histogram."""
+        cells, boundaries = self._cells[name], CATALOGUE[name].boundaries
+        if labels not in cells:
+            labels = _bounded(cells, labels)
+            cells.setdefault(labels, Cell(len(boundaries)))
+        cell = cells[labels]
+        cell.counts[bisect_left(boundaries, value)] += 1
+        cell.total += value
+        if (recorder := self.recorders.get(name)) is not None:
+            recorder(value, labels)
 
     def read(self, name: str, reading: Reading) -> Callable[[], None]:
         """Add a reading to a gauge, beside any others. Returns a function that removes it."""
@@ -282,8 +250,8 @@ class Metrics:
         """The values of a counter or a gauge, by labels. A reading that fails is left out, and counted."""
         if name == "fairlane_telemetry_failures_total":
             return [((reason,), float(self.failures.by_reason[reason])) for reason in REASONS]
-        if (counter := self.counters.get(name)) is not None:
-            return list(counter.values.items())
+        if name in self._counts:
+            return list(self._counts[name].items())
         found: dict[Labels, float] = {}
         for reading in list(self._readings.get(name, ())):
             try:
@@ -295,17 +263,20 @@ class Metrics:
 
     def totals(self) -> dict[str, float]:
         """The total of each counter over its labels."""
-        return {name: sum(value for _, value in self.value_of(name)) for name in self.counters}
+        return {name: sum(value for _, value in self.value_of(name)) for name in self._counts}
 
     def samples(self) -> Iterator[Sample]:
         """All metrics that have values, in the order of the catalogue."""
         for name, metric in CATALOGUE.items():
-            if (histogram := self.histograms.get(name)) is not None:
-                cells: list[tuple[Labels, float | Cell]] = list(histogram.cells.items())
-                if cells:
-                    yield metric, cells
-            elif values := self.value_of(name):
+            values: Sequence[tuple[Labels, float | Cell]] = (
+                list(self._cells[name].items()) if name in self._cells else self.value_of(name)
+            )
+            if values:
                 yield metric, values
+
+
+def _bounded(known: Mapping[Labels, object], labels: Labels) -> Labels:
+    return labels if len(known) < SERIES_AT_MOST else (OTHER,) * len(labels)
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -370,16 +341,6 @@ class Fleet:
         self._figures: Figures = {}
         self._looked_at = self._found_at = -FORGOTTEN_AFTER
         self._looking = asyncio.Lock()
-
-    def attach(self, metrics: Metrics) -> Callable[[], None]:
-        """Add the readings of the fleet to these metrics. Returns a function that removes them."""
-        removals = [metrics.read(name, lambda name=name: self.value_of(name)) for name in FLEET]  # type: ignore[misc]
-
-        def detach() -> None:
-            for remove in removals:
-                remove()
-
-        return detach
 
     async def refresh(self) -> None:
         """Read again, unless that was done a moment ago. Never raises."""

@@ -4,11 +4,6 @@ An event handler gets its events one at a time, in the order in which they happe
 from a queue of its own, so that it cannot hold up a job, a loop or another handler. A handler that is not async runs in
 a thread of its own; an async one runs in the event loop, for at most `HANDLED_WITHIN`. Errors are counted and logged.
 If more than `WAITING_AT_MOST` events wait for a handler, new ones are dropped and counted.
-
-Each run begins a trace of its own: a job may wait for days and be tried many times, and a trace that long is of no use.
-A link leads back to the enqueue; a retried run also links to the previous run, if this process knows it. OpenTelemetry
-is imported only if the program has set up an SDK. A span that cannot be made is counted, and the job goes on without
-it.
 """
 
 from __future__ import annotations
@@ -21,25 +16,22 @@ import queue
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
-from importlib.metadata import version
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError
 from fairlane.events import Event, JobsEnqueued
-from fairlane.job import Claim, NewJob
+from fairlane.job import NewJob
 from fairlane.parameters import shown
-from fairlane.policy.partitions import parse_partition
 from fairlane.policy.unique import Conflict
 from fairlane.telemetry.metrics import Failures, FleetSource, Metrics
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span, SpanContext, Tracer
+    from fairlane.telemetry.opentelemetry import Spans
 
 T = TypeVar("T")
 
@@ -48,18 +40,6 @@ Carried = dict[str, str]
 
 OPENTELEMETRY = "fairlane.telemetry.opentelemetry"
 """The module that imports OpenTelemetry, which a plain installation lacks: loaded once a program has set up an SDK."""
-
-SYSTEM = "fairlane"
-# The messaging conventions of OpenTelemetry, copied: the package that has them is not stable.
-SYSTEM_NAME = "messaging.system"
-OPERATION_NAME = "messaging.operation.name"
-OPERATION_TYPE = "messaging.operation.type"
-DESTINATION = "messaging.destination.name"
-PARTITION = "messaging.destination.partition.id"
-MESSAGE_ID = "messaging.message.id"
-MESSAGE_COUNT = "messaging.batch.message_count"
-BODY_SIZE = "messaging.message.body.size"
-TASK, ATTEMPT, MAX_ATTEMPTS, OUTCOME = "fairlane.task", "fairlane.attempt", "fairlane.max_attempts", "fairlane.outcome"
 
 
 def provider_of(signal: str, kind: str) -> Any | None:
@@ -70,153 +50,6 @@ def provider_of(signal: str, kind: str) -> Any | None:
     provider = getattr(module, f"get_{kind}_provider")()
     # The API's own stand-ins for one that nobody has set up.
     return None if type(provider).__module__.startswith(f"opentelemetry.{signal}") else provider
-
-
-class Tracing:
-    """Makes the spans of one app."""
-
-    def __init__(self, failures: Failures) -> None:
-        self._failures = failures
-        self._provider: Any = None
-        self._tracer: Tracer | None = None
-        self._spans: ModuleType | None = None
-
-    def tracer(self) -> Tracer | None:
-        """The tracer; `None` while no SDK is set up."""
-        if (module := sys.modules.get("opentelemetry.trace")) is None:
-            return None
-        provider = module.get_tracer_provider()
-        if provider is not self._provider:
-            self._provider = provider
-            self._tracer = None
-            if provider_of("trace", "tracer") is not None:
-                self._spans = import_module(OPENTELEMETRY)
-                self._tracer = provider.get_tracer(SYSTEM, version("fairlane"))
-        return self._tracer
-
-    def carried(self) -> Carried | None:
-        """The context of the current span, to travel with a job."""
-        if self.tracer() is None:
-            return None
-        return self._guarded("reading a span's context", self._api.carried_now)
-
-    @contextmanager
-    def sending(self, queues: Sequence[str], tasks: Sequence[str], count: int) -> Iterator[Sending | None]:
-        """The span of an enqueue; jobs made inside the block carry its context."""
-        tracer = self.tracer()
-        if tracer is None:
-            yield None
-            return
-        attributes: dict[str, Any] = {SYSTEM_NAME: SYSTEM, OPERATION_NAME: "send", OPERATION_TYPE: "send"}
-        name = "send"
-        if len(queues) == 1:
-            attributes[DESTINATION], name = queues[0], f"send {queues[0]}"
-        if len(tasks) == 1:
-            attributes[TASK] = tasks[0]
-        if count > 1:
-            attributes[MESSAGE_COUNT] = count
-        kind = self._api.SpanKind.PRODUCER
-        span = self._guarded("starting a span", lambda: tracer.start_span(name, kind=kind, attributes=attributes))
-        if span is None:
-            yield None
-            return
-        token = self.attach(span)
-        try:
-            yield Sending(self, span)
-        except BaseException as error:
-            self.end(span, error, is_failed=True)
-            raise
-        else:
-            self.end(span)
-        finally:
-            self.detach(token)
-
-    def processing(
-        self, claim: Claim, origin: Carried | None, before: SpanContext | None, *, nested: bool
-    ) -> Span | None:
-        """Start the span of a run; `before` is the previous run."""
-        tracer = self.tracer()
-        if tracer is None:
-            return None
-        queue, partition = parse_partition(claim.queue) or (claim.queue, None)
-        attributes: dict[str, Any] = {
-            SYSTEM_NAME: SYSTEM,
-            OPERATION_NAME: "process",
-            OPERATION_TYPE: "process",
-            DESTINATION: queue,
-            MESSAGE_ID: str(claim.id),
-            BODY_SIZE: len(claim.payload),
-            TASK: claim.task,
-            ATTEMPT: claim.attempt,
-            MAX_ATTEMPTS: claim.max_attempts,
-        }
-        attributes |= {f"fairlane.key.{name}": value for name, value in claim.keys.items() if value is not None}
-        if partition is not None:
-            attributes[PARTITION] = str(partition)
-        enqueued = self._guarded("reading a job's trace", lambda: self._api.origin_of(origin)) if origin else None
-        links = [] if before is None else [(before, "previous run")]
-        if enqueued is not None and not nested:
-            links.insert(0, (enqueued, "enqueue"))
-        name, parent = f"process {queue}", enqueued if nested else None
-        return self._guarded(
-            "starting a span", lambda: self._api.start_consumer(tracer, name, attributes, parent, links)
-        )
-
-    def end(
-        self,
-        span: Span,
-        error: BaseException | None = None,
-        outcome: str | None = None,
-        *,
-        is_failed: bool = False,
-        said: str | None = None,
-    ) -> None:
-        """End a span. If its work failed, it says why; for a run, in the stored words (`said`)."""
-
-        def end() -> None:
-            if outcome is not None:
-                span.set_attribute(OUTCOME, outcome)
-            if is_failed:
-                self._api.mark_failed(span, error, outcome, said)
-            span.end()
-
-        self._guarded("ending a span", end)
-
-    def attach(self, span: Span) -> object:
-        """Make this span the current one."""
-        return self._guarded("entering a span", lambda: self._api.attach(self._api.set_span_in_context(span)))
-
-    def detach(self, token: object) -> None:
-        if token is not None:
-            self._guarded("leaving a span", lambda: self._api.detach(token))
-
-    @property
-    def _api(self) -> Any:
-        assert self._spans is not None, "no span is made before an SDK was found"
-        return self._spans
-
-    def _guarded(self, what: str, call: Callable[[], T]) -> T | None:
-        try:
-            return call()
-        except Exception as error:
-            self._failures.note("trace", f"{what} failed", error)
-            return None
-
-
-class Sending:
-    """The span of an enqueue in progress."""
-
-    __slots__ = ("_span", "_tracing")
-
-    def __init__(self, tracing: Tracing, span: Span) -> None:
-        self._tracing = tracing
-        self._span = span
-
-    def stored(self, jobs: Sequence[NewJob]) -> None:
-        """These jobs are stored."""
-        span = self._span
-        if len(jobs) == 1:
-            self._tracing._guarded("describing a span", lambda: span.set_attribute(MESSAGE_ID, str(jobs[0].id)))
 
 
 log = logging.getLogger("fairlane.telemetry")
@@ -300,29 +133,24 @@ class _Listener(ABC):
 
 
 class _InThread(_Listener):
-    def __init__(self, handler: Handler, kinds: tuple[type[Event], ...], failures: Failures) -> None:
-        super().__init__(handler, kinds, failures)
-        self._waiting: queue.Queue[Event | Callable[[], object]] = queue.Queue(WAITING_AT_MOST)
-        self._thread: threading.Thread | None = None
+    _thread: threading.Thread | None = None
+    _waiting: queue.Queue[Callable[[], object]]
 
     def put(self, event: Event) -> None:
         # A thread that is not alive belongs to the process that we were forked from.
         if self._thread is None or not self._thread.is_alive():
+            self._waiting = queue.Queue(WAITING_AT_MOST)
             self._thread = threading.Thread(target=self._run, name=f"fairlane-events-{self._name}", daemon=True)
             self._thread.start()
         try:
-            self._waiting.put_nowait(event)
+            self._waiting.put_nowait(partial(self._handler, event))
         except queue.Full:
             self._dropped()
 
     def _run(self) -> None:
         while True:
-            event = self._waiting.get()
             try:
-                if isinstance(event, Event):
-                    self._handler(event)
-                else:
-                    event()
+                self._waiting.get()()
             except BaseException as error:  # a handler that exits has failed, like any other
                 self._failed(error)
 
@@ -330,32 +158,28 @@ class _InThread(_Listener):
         if self._thread is None or not self._thread.is_alive():
             return
         loop, reached = asyncio.get_running_loop(), asyncio.Event()
-
-        def tell() -> None:
-            loop.call_soon_threadsafe(reached.set)
-
         try:
             async with asyncio.timeout(FLUSHED_WITHIN):
-                self._waiting.put_nowait(tell)
+                self._waiting.put_nowait(partial(loop.call_soon_threadsafe, reached.set))
                 await reached.wait()
         except (TimeoutError, queue.Full):
             self._dropped()
 
 
 class _InLoop(_Listener):
-    def __init__(self, handler: Handler, kinds: tuple[type[Event], ...], failures: Failures) -> None:
-        super().__init__(handler, kinds, failures)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: asyncio.Queue[Event] = asyncio.Queue(WAITING_AT_MOST)
-        self._task: asyncio.Task[None] | None = None
+    _task: asyncio.Task[None] | None = None
+    _waiting: asyncio.Queue[Event]
+
+    @property
+    def _is_running(self) -> bool:
+        """Whether its task takes events, in the event loop that runs here."""
+        return self._task is not None and not self._task.done() and self._task.get_loop() is asyncio.get_running_loop()
 
     def put(self, event: Event) -> None:
-        loop = asyncio.get_running_loop()
-        if self._task is None or self._task.done() or self._loop is not loop:
-            self._loop = loop
+        if not self._is_running:
             self._waiting = asyncio.Queue(WAITING_AT_MOST)
             # In a context of its own: it was not the job of this moment that asked for all of them.
-            self._task = loop.create_task(
+            self._task = asyncio.get_running_loop().create_task(
                 self._run(self._waiting), name=f"fairlane-events-{self._name}", context=contextvars.Context()
             )
         try:
@@ -364,6 +188,7 @@ class _InLoop(_Listener):
             self._dropped()
 
     async def _run(self, waiting: asyncio.Queue[Event]) -> None:
+        task = asyncio.current_task()
         while True:
             event = await waiting.get()
             try:
@@ -371,27 +196,21 @@ class _InLoop(_Listener):
                     await cast(Awaitable[object], self._handler(event))
             except BaseException as error:
                 self._failed(error)
-                if isinstance(error, asyncio.CancelledError) and self._is_over():
+                # A handler may cancel itself, but this task may also have been cancelled.
+                if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > 0):
                     raise
             finally:
                 waiting.task_done()
 
-    def _is_over(self) -> bool:
-        """Whether this task was cancelled, not the handler."""
-        task = asyncio.current_task()
-        return task is None or task.cancelling() > 0
-
     async def flush(self) -> None:
-        task = self._task
-        if task is None or task.done() or self._loop is not asyncio.get_running_loop():
+        if self._task is None or not self._is_running:
             return
         try:
             async with asyncio.timeout(FLUSHED_WITHIN):
                 await self._waiting.join()
         except TimeoutError:
             self._dropped()
-        self._task = None
-        task.cancel()
+        self._task.cancel()
 
 
 class Telemetry:
@@ -400,7 +219,8 @@ class Telemetry:
     def __init__(self, fleet: FleetSource | None = None) -> None:
         self.failures = Failures()
         self.hooks = Hooks(self.failures)
-        self.tracing = Tracing(self.failures)
+        self._tracer_provider: Any = None
+        self._spans: Spans | None = None
         self.metrics: Metrics | None = None
         """`None` as long as nobody reads them."""
         self.fleet = fleet
@@ -417,6 +237,22 @@ class Telemetry:
         self.hooks.add(handler, kinds)
         return handler
 
+    def spans(self) -> Spans | None:
+        """Makes spans; `None` while no SDK is set up."""
+        if (module := sys.modules.get("opentelemetry.trace")) is None:
+            return None
+        provider = module.get_tracer_provider()
+        if provider is not self._tracer_provider:
+            self._tracer_provider, self._spans = provider, None
+            if provider_of("trace", "tracer") is not None:
+                self._spans = import_module(OPENTELEMETRY).Spans(provider, self.failures)
+        return self._spans
+
+    def carried(self) -> Carried | None:
+        """The context of the current span, to travel with a job."""
+        spans = self.spans()
+        return None if spans is None else spans.carried()
+
     def measured(self, *, wanted: bool = False) -> Metrics | None:
         """The metrics, if they are wanted here or by an OpenTelemetry SDK that the program has set up."""
         provider = provider_of("metrics", "meter")
@@ -432,11 +268,6 @@ class Telemetry:
         """Whether the metrics are exported to OpenTelemetry."""
         return self._exported_to is not None
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether anybody asked for events, metrics or traces."""
-        return bool(self.hooks) or self.metrics is not None or self.tracing.tracer() is not None
-
     def enqueued(self, jobs: Sequence[NewJob], conflicts: Mapping[UUID, Conflict], now: Callable[[], Instant]) -> None:
         """Report jobs that were stored, except for those that met another under their unique key."""
         is_heard = self.hooks.wants(JobsEnqueued)
@@ -449,6 +280,6 @@ class Telemetry:
                 groups.setdefault((job.queue, job.task), []).append(job.id)
         for (name, task), ids in groups.items():
             if self.metrics is not None:
-                self.metrics.enqueued.add((name, task), len(ids))
+                self.metrics.add("fairlane_jobs_enqueued_total", (name, task), len(ids))
             if is_heard:
                 self.hooks.emit(JobsEnqueued(at=now(), queue=name, task=task, jobs=tuple(ids)))

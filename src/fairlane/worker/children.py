@@ -16,21 +16,22 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
-from fairlane.clock import SECOND
+from fairlane.clock import SECOND, lasting
 from fairlane.errors import FairlaneError, StoreUnavailable
 from fairlane.job import Claim, State
 from fairlane.policy.partitions import LEARNED_EVERY
-from fairlane.scheduler.settlement import SEEN, UNSEEN, Interrupted, Lost, Outcome, Settlement, settle
+from fairlane.scheduler.settlement import SEEN, UNSEEN, Interrupted, Lost, Outcome, Released, Settlement, settle
+from fairlane.store import operators
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.stats_values import BlockedLoop
 from fairlane.task import Task
 from fairlane.waits import Alarm, StoreTime, jittered, pause
-from fairlane.worker.claims import QueueSlots, ShareSlots, Slots
-from fairlane.worker.execution import ALONE_LATER, PROCESS_STARTS, Execution, Run
-from fairlane.worker.instruments import Watching
+from fairlane.worker.claims import QueueSlots, Slots
+from fairlane.worker.execution import Execution, Run
 from fairlane.worker.logs import log_end
 from fairlane.worker.options import QueueShare, WorkerOptions
 from fairlane.worker.processes import (
@@ -50,6 +51,7 @@ from fairlane.worker.processes import (
     Ready,
     decode_order,
 )
+from fairlane.worker.reports import Watching
 from fairlane.worker.runs import Stop
 from fairlane.worker.runtime import Program, Troubles
 from fairlane.worker.watchdog import Watchdog
@@ -76,23 +78,42 @@ NAMED = 10
 """How many jobs a log line names at most."""
 
 
+ALONE_LATER, LONGEST_ALONE_LATER = SECOND, 30 * SECOND
+"""A suspect that cannot run alone yet is given back for this long, doubled each time, so that it holds no limit
+meanwhile. It is called back when the job that runs alone has ended."""
+
+
+@dataclass(slots=True)
+class PutOff:
+    """A suspect that waits for its turn to run alone; by the monotonic clock."""
+
+    since: int
+    delay: int = ALONE_LATER
+    due_at: int = 0
+
+
 class KeepsDying(FairlaneError):
     """A process of this worker keeps dying, and no job causes it."""
 
 
 class Crew(Execution):
-    """The runs of a worker whose jobs run in child processes."""
+    """The runs of a worker that has child processes: for all jobs, or, with `processes=1`, for suspects alone."""
 
     def __init__(self, *given: Any, options: WorkerOptions, troubles: Troubles, **named: Any) -> None:
         super().__init__(*given, **named)
         self._troubles = troubles
         self._command = options.command
-        self._places = options.processes
+        self._places = options.processes if options.processes > 1 else 0
         self._each = options.concurrency
         self._mates: list[Mate] = []
-        self._spare: Mate | None = None
-        """For a suspect when no other process is idle."""
+        self._preparing: asyncio.Task[None] | None = None
+        """Keeps the spare process, for suspects when no other is idle. It is started when the first of them comes."""
+        self._put_off: dict[UUID, PutOff] = {}
+        """Suspects that were given back because another runs alone, in the order in which they came."""
+        self._recalls = Alarm(self._clock, self._recall)
+        self._recalling: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
+        """A job that was handed over has ended."""
         self._check = Alarm(self._clock, self._take_back_overdue)
         self._handover = 0
         """Microseconds from here to the handler: roughly the recent maximum."""
@@ -115,19 +136,7 @@ class Crew(Execution):
         deaths = wait = 0
         while True:
             began = self._now()
-            mate = Mate(self._command, self._each, self._hear)
-            try:
-                await mate.start()
-            except OSError as error:
-                lost, ending = 0, str(error)
-            else:
-                self._mates.append(mate)
-                self._measure()
-                self._refill()
-                self._recall()
-                ending = await mate.gone()
-                self._mates.remove(mate)
-                lost = self._lose(mate, ending)
+            lost, ending = await self._live(Mate(self._command, self._each, self._hear))
             if lost:
                 wait = jittered(AFTER_KILLER)
                 log.error("worker process %d died (%s) while %s ran; restarting it", place, ending, _jobs(lost))
@@ -141,20 +150,43 @@ class Crew(Execution):
                 await asyncio.Event().wait()  # nobody needs another
             await pause(self._clock, wait)
 
+    async def _keep_spare(self) -> None:
+        """Keep one more process, with a single slot, until the worker stops or a job kills it."""
+        lost, ending = await self._live(Mate(self._command, 1, self._hear, is_spare=True))
+        log.error("the worker process for jobs that are to run alone died or did not start (%s)", ending)
+        self._preparing = None
+        if lost:
+            self._recall()
+
+    async def _live(self, mate: Mate) -> tuple[int, str]:
+        """Let this process run jobs until it ends. Returns how many of them may have killed it, and how it ended."""
+        try:
+            await mate.start()
+        except OSError as error:
+            return 0, str(error)
+        self._mates.append(mate)
+        self._measure()
+        self._refill()
+        self._recall()
+        ending = await mate.gone()
+        self._mates.remove(mate)
+        return self._lose(mate, ending), ending
+
     def _measure(self) -> None:
         """Update the number of slots, which changes with the processes."""
-        self._slots.concurrency = sum(mate.capacity for mate in self._all())
-
-    def _all(self) -> list[Mate]:
-        return self._mates if self._spare is None else [*self._mates, self._spare]
+        own = 0 if self._places else self._each
+        self._slots.concurrency = own + sum(mate.capacity for mate in self._mates)
 
     # From claim to handler.
 
     def _decoded(self, task: Task[..., Any], claim: Claim) -> tuple[Any, Any]:
-        return (), {}  # where it runs
+        return ((), {}) if self._places else super()._decoded(task, claim)  # or where it runs
 
     def _fill_slots(self) -> None:
         waiting = self.waiting
+        if not self._places:
+            super()._fill_slots()
+            return
         if not waiting:
             return
         free = sorted([mate for mate in self._mates if mate.free > 0], key=lambda mate: len(mate.runs))
@@ -194,7 +226,6 @@ class Crew(Execution):
                 watching.count_start(claim)
                 trace = watching.origin(claim.id)
             handed.append(Handed(claim, begin_by, run.pace is not None, trace))
-        self.attempts += len(runs)
         mate.send(Begin(handed, self.time.offset, self.time.ahead))
         self._check.set(mate.unseen[0][0] + MARGIN)
 
@@ -202,47 +233,65 @@ class Crew(Execution):
         """Run it in a process that runs nothing else, or give it back if there is none. It is not kept here: if this
         process died, nobody could tell which of its jobs had run, and each would be charged."""
         mate = self._idle()
-        if mate is None:
-            self._prepare_room()
-            if self._spare is None or not self._spare.is_ready:
-                self._give_up_turn(run, PROCESS_STARTS, ALONE_LATER)
-                return
-            alone = [each for mate in self._all() if mate.is_alone for each in mate.runs.values()]
-            self._put_off_until_alone(run, min(alone, key=lambda each: each.started_at, default=None))
+        if mate is not None:
+            self._put_off.pop(run.claim.id, None)
+            self._hand(mate, [run])
+            mate.is_alone = True
+            self._measure()
             return
-        self._put_off.pop(run.claim.id, None)
-        self._hand(mate, [run])
-        mate.is_alone = True
-        self._measure()
+        self._prepare_spare()
+        if run.pace is not None:
+            self._pacer.drop(run)
+        if not any(each.is_spare for each in self._mates):
+            released = Released("the process that is to run it alone is starting", ALONE_LATER)
+        else:
+            released = self._put_off_until_alone(run)
+        self._refuse(run.queue, run.claim, released)
 
     def _idle(self) -> Mate | None:
         """A process that runs nothing; the spare one comes last."""
-        return next((each for each in self._all() if each.is_ready and each.free and not each.runs), None)
+        idle = [each for each in self._mates if each.is_ready and not each.runs and not each.revoked]
+        return min(idle, key=lambda each: each.is_spare, default=None)
 
-    def _has_room_alone(self) -> bool:
-        return self._idle() is not None
+    def _put_off_until_alone(self, run: Run) -> Released:
+        """Others run alone: give it back, for longer each time."""
+        now = self._now()
+        for job in [job for job, each in self._put_off.items() if each.due_at + 2 * LONGEST_ALONE_LATER < now]:
+            del self._put_off[job]  # others have run them
+        found = self._put_off.setdefault(run.claim.id, PutOff(now))
+        delay, found.due_at, found.delay = found.delay, now + found.delay, min(2 * found.delay, LONGEST_ALONE_LATER)
+        alone = [each for mate in self._mates if mate.is_alone for each in mate.runs.values()]
+        if not alone:
+            return Released("no process is free to run it alone; its turn comes later", delay)
+        first = min(alone, key=lambda each: each.started_at)
+        ran, waited = lasting(self.ran(first) / SECOND), lasting((now - found.since) / SECOND)
+        reason = f"job {first.claim.id} ({first.claim.task}) has run alone for {ran}, and its turn comes later"
+        return Released(f"{reason}; it has waited for {waited}" if now - found.since >= SECOND else reason, delay)
 
-    def _prepare_room(self) -> None:
-        if self._preparing is None:
-            self._preparing = self.loop.create_task(self._prepare_spare(), name="fairlane-spare")
+    def _recall(self) -> None:
+        """A job that ran alone has ended: make the suspect that has waited longest due now. If a limit holds that one,
+        the next one follows."""
+        now = self._now()
+        sleeping = [(job, each) for job, each in self._put_off.items() if each.due_at > now]
+        if not sleeping or self._slots.is_closed:
+            return
+        if self._idle() is None:
+            self._prepare_spare()
+            return
+        job, found = sleeping[0]
+        found.due_at = now
+        self._recalling = self.loop.create_task(self._make_due(job), name="fairlane-recall")
+        self._recalls.set(now + ALONE_LATER)
 
-    async def _prepare_spare(self) -> None:
-        """Keep one more process, with a single slot, until the worker stops or a job kills it."""
-        mate, lost = Mate(self._command, 1, self._hear), 0
+    async def _make_due(self, job: UUID) -> None:
         try:
-            await mate.start()
-            self._spare = mate
-            self._recall()
-            ending = await mate.gone()
-            self._spare = None
-            lost = self._lose(mate, ending)
-            log.error("the worker process for jobs that are to run alone died (%s)", ending)
-        except OSError as error:
-            log.error("no process could be started for jobs that are to run alone: %s", error)
-        finally:
-            self._preparing = None
-        if lost:
-            self._recall()
+            await self.store.run(operators.retry_now([job]))
+        except Exception as error:
+            log.debug("job %s is not called back to run alone (%s); it comes by itself", job, error)
+
+    def _prepare_spare(self) -> None:
+        if self._preparing is None:
+            self._preparing = self.loop.create_task(self._keep_spare(), name="fairlane-spare")
 
     # What processes tell.
 
@@ -279,9 +328,9 @@ class Crew(Execution):
             self._finish(run, end.settlement, may_be_settled=end.may_be_settled)
         self._handover = lag if lag > self._handover else self._handover + (lag - self._handover) // 16
         if self._watching is not None:
-            self._watching.metrics.lag.observe(max(lag, blocked) / SECOND)
+            self._watching.metrics.observe("fairlane_event_loop_lag_seconds", max(lag, blocked) / SECOND)
         if mate.is_alone and not mate.runs:
-            mate.is_alone = False
+            mate.is_alone, is_full = False, True
             self._recall()
         if is_full:
             self._measure()
@@ -301,14 +350,12 @@ class Crew(Execution):
         self._hand_on(run, settlement)
         if self._watching is not None:
             self._watching.count_end(run.claim, settlement, 0 if settlement is None else settlement.ran)
-        if not self.running:
-            self._over.set()
+        self._over.set()
 
     def _unbegun(self, runs: Iterable[Run]) -> None:
         """These were handed over and did not begin. Another process may run them."""
         for run in reversed(list(runs)):
             self.running.discard(run)
-            self.attempts -= 1
             if self._watching is not None:
                 self._watching.count_end(run.claim, settle(run.claim, self._missed(run), 0), 0)
             run.started_at = 0
@@ -327,14 +374,13 @@ class Crew(Execution):
             self._let_go(run)
             if outcome is not None:
                 self.settle_later(settle(run.claim, outcome, 0), run.queue)
-        if not self.running:
-            self._over.set()
+        self._over.set()
 
     def _take_back_overdue(self) -> None:
         """Hand jobs that did not begin in time to other processes."""
         now = self._now()
         soonest: int | None = None
-        for mate in self._all():
+        for mate in self._mates:
             overdue: list[Run] = []
             while mate.unseen and mate.unseen[0][0] + MARGIN <= now:
                 _, run = mate.unseen.popleft()
@@ -353,21 +399,19 @@ class Crew(Execution):
         if not late:
             return
         if not mate.is_blocked:
-            self._tell_trouble(mate, sorted({mate.runs[job].task.name for job in begun if job in mate.runs}))
+            there = sorted({mate.runs[job].task.name for job in begun if job in mate.runs})
+            self._troubles.tell(
+                TROUBLE,
+                f"process {mate.pid} does not start what it is given, and others run it: either its event loop is "
+                f"blocked, by a handler of {' or '.join(there[:NAMED]) or 'an unknown task'}, or it gets no CPU time; "
+                "blocking code belongs in a task that is not async",
+            )
         for run in late:
             del mate.runs[run.claim.id]
             mate.revoked[run.claim.id] = run.started_at
         self._measure()
         self._unbegun(late)
         self._refill()
-
-    def _tell_trouble(self, mate: Mate, there: Sequence[str]) -> None:
-        self._troubles.tell(
-            TROUBLE,
-            f"process {mate.pid} does not start what it is given, and others run it: either its event loop is blocked, "
-            f"by a handler of {' or '.join(there[:NAMED]) or 'an unknown task'}, or it gets no CPU time; blocking code "
-            "belongs in a task that is not async",
-        )
 
     def _lose(self, mate: Mate, ending: str) -> int:
         """A process is gone. Returns how many jobs may have killed it; the others go to other processes."""
@@ -394,11 +438,11 @@ class Crew(Execution):
         return len(suspects)
 
     def _clear_trouble(self, words: str = "all processes start jobs again") -> None:
-        if not any(mate.revoked and not mate.is_blocked for mate in self._all()):
+        if not any(mate.revoked and not mate.is_blocked for mate in self._mates):
             self._troubles.clear(TROUBLE, words)
 
     def blocks(self) -> list[BlockedLoop]:
-        return [mate.block for mate in self._all() if mate.block is not None]
+        return [mate.block for mate in self._mates if mate.block is not None]
 
     def _end_of_lost(self, run: Run, noted: Noted, ending: str, *, is_alone: bool) -> Settlement | None:
         outcome: Outcome
@@ -430,28 +474,36 @@ class Crew(Execution):
             run.mate.send(Interrupt(run.claim.id, reason))
 
     async def all_ended(self) -> None:
-        while self.running:
+        await super().all_ended()
+        await self._handed_over_ended()
+
+    async def _handed_over_ended(self) -> None:
+        while any(mate.runs for mate in self._mates):
             self._over.clear()
             await self._over.wait()
 
     async def kill_the_rest(self) -> None:
         """Runs that do not stop end with their process; their jobs keep their place."""
-        for mate in self._all():
+        for mate in self._mates:
             if mate.runs:
                 mate.kill()
         try:
             async with asyncio.timeout(KILLED_WITHIN):
-                await self.all_ended()
+                await self._handed_over_ended()
         except TimeoutError:
-            log.error("%s: their processes could not be killed", _jobs(len(self.running)))
+            log.error("%s: their processes could not be killed", _jobs(sum(len(mate.runs) for mate in self._mates)))
 
     async def leave(self, within: float) -> None:
-        there = self._all()
-        await self._stop_preparing()
+        there = list(self._mates)
+        waiting = [each for each in (self._preparing, self._recalling) if each is not None]
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
         await asyncio.gather(*(mate.leave(within) for mate in there))
 
     def close(self) -> None:
         self._check.close()
+        self._recalls.close()
         super().close()
 
 
@@ -459,33 +511,75 @@ def _jobs(count: int) -> str:
     return "1 job" if count == 1 else f"{count:,} jobs"
 
 
-class HiredExecution(Execution):
-    """The runs of a child process: what the worker hands over."""
+class Runner(Execution):
+    """The child process: it runs what the worker sends."""
 
     sets_suspects_apart = False
     """The worker does."""
 
-    def __init__(
-        self, *given: Any, box: BlackBox, tell: Callable[[End], None], send: Callable[[News], None], **named: Any
-    ) -> None:
-        """`tell` reports ended jobs at the end of this turn of the event loop; `send` sends any message at once."""
-        super().__init__(*given, **named)
+    def __init__(self, program: Program, options: WorkerOptions, box: BlackBox) -> None:
+        share = QueueShare(name="handed over")
+        slots, time = Slots([share], options.concurrency, options.order, lambda: 0), StoreTime(program.clock)
+        # The worker counts for all its processes.
+        identity, nested = WorkerIdentity(uuid4(), options.name or ""), options.traces == "nested"
+        watching = Watching(program.telemetry, identity, program.store, time, nested=nested, counts=False)
+        super().__init__(program, slots, time, self._report_end, watching)
+        self._queue = slots.queues[share.name]
+        self._look_again = program.look_again
         self._box = box
-        self._tell = tell
-        self._send = send
+        self._line: Line | None = None
+        self._ends: list[End] = []
+        self._unerased: list[UUID] = []
+        self._left = asyncio.Event()
         self._late = Alarm(self._clock, self._give_up_late)
+        self._watchdog = Watchdog(self, None, lambda block: self._send(Blocked(block)))
 
-    def take(self, queue: QueueSlots, begin: Begin) -> None:
+    async def run(self, connection: socket.socket) -> None:
+        """Run what the worker sends until it says that there is nothing more."""
+        self._line = Line(connection, self._hear, self._left.set)
+        following = asyncio.ensure_future(self._follow())
+        self._send(Ready())
+        await self._left.wait()
+        following.cancel()
+        await self._watchdog.stop()
+        self._late.close()
+        self.close()
+
+    async def _follow(self) -> None:
+        """Learn from time to time where follow-ups of handlers go: queues may be given more partitions."""
+        while self._look_again is not None:
+            await pause(self._clock, jittered(LEARNED_EVERY))
+            with contextlib.suppress(StoreUnavailable):
+                await self._look_again()
+
+    # What the worker says.
+
+    def _hear(self, body: bytes) -> None:
+        match decode_order(body):
+            case Begin() as begin:
+                self._take(begin)
+                self._watchdog.start()  # not before: the clock by which a block is dated comes with a job
+            case Interrupt(job=job, reason=reason):
+                for run in self.find([job]):
+                    self.interrupt(run, reason)
+            case Leave():
+                self._left.set()
+
+    def _take(self, begin: Begin) -> None:
+        if self._watching is not None:
+            self._watching.remember_origins({each.claim.id: each.trace for each in begin.jobs})
         self.time.offset, self.time.ahead = begin.offset, begin.ahead
         self._logs_each = log.isEnabledFor(logging.DEBUG)
-        queue.used += len(begin.jobs)
+        self._queue.used += len(begin.jobs)
         for handed in begin.jobs:
-            run = self._run_of(queue, handed.claim, handed.begin_by)
+            run = self._run_of(self._queue, handed.claim, handed.begin_by)
             if run is not None:
-                run.tells_start = handed.is_paced
+                run.reports_start = handed.is_paced
                 self.waiting.append(run)
         self._fill_slots()
         self._late.set(begin.jobs[0].begin_by)
+
+    # From handing over to the handler, and to its end.
 
     def _begins(self, run: Run) -> bool:
         job = run.claim.id
@@ -495,24 +589,22 @@ class HiredExecution(Execution):
         if run.started_at > run.begin_by:
             self._box.erase(job)
             self._let_go(run)
-            self._tell(End(job, is_unbegun=True))
+            self._report(End(job, is_unbegun=True))
             self._refill()
             return False
-        if run.tells_start:
+        if run.reports_start:
             # Past the event loop, which would send it in its next turn: the handler may end the process before that.
             self._send(Began(job, run.started_at))
         return True
 
     def _give_up_late(self) -> None:
         now = self._now()
-        unbegun = [*self.waiting, *(run for run in self.running if run.started_at == 0)]
-        for run in unbegun:
-            if run.begin_by < now:
+        for run in [*self.waiting, *(run for run in self.running if run.started_at == 0)]:
+            if run.begin_by >= now:
+                self._late.set(run.begin_by)
+            else:
                 super()._withdraw(run, None)
-                self._tell(End(run.claim.id, is_unbegun=True))
-        left = [run.begin_by for run in unbegun if run.begin_by >= now]
-        if left:
-            self._late.set(min(left))
+                self._report(End(run.claim.id, is_unbegun=True))
 
     def _give_back_stale(self) -> None:
         """The worker sets the time by which jobs have to begin."""
@@ -520,7 +612,7 @@ class HiredExecution(Execution):
     def _withdraw(self, run: Run, outcome: Outcome | None) -> None:
         super()._withdraw(run, outcome)
         if outcome is None:
-            self._tell(End(run.claim.id))
+            self._report(End(run.claim.id))
 
     def _end(
         self,
@@ -532,91 +624,29 @@ class HiredExecution(Execution):
         self._box.note_end(run.claim.id)
         settlement = super()._end(run, outcome, error, settlement)
         if settlement is None:
-            self._tell(End(run.claim.id))
+            self._report(End(run.claim.id))
         return settlement
 
-    def close(self) -> None:
-        self._late.close()
-        super().close()
+    # What the worker hears.
 
+    def _report_end(self, settlement: Settlement, queue: QueueSlots, *, may_be_settled: bool = False) -> None:
+        self._report(End(settlement.job, settlement, may_be_settled))
 
-class Runner:
-    """The child process: it runs what the worker sends."""
-
-    def __init__(self, program: Program, options: WorkerOptions, box: BlackBox) -> None:
-        share = QueueShare(name="handed over")
-        self._queue = QueueSlots(share.name, ShareSlots(share, ()))
-        self._clock = program.clock
-        self._look_again = program.look_again
-        self._box = box
-        self._line: Line | None = None
-        self._ends: list[End] = []
-        self._unerased: list[UUID] = []
-        self._loop = asyncio.get_running_loop()
-        self._left = asyncio.Event()
-        slots, time = Slots([share], options.concurrency, options.order, lambda: 0), StoreTime(program.clock)
-        # The worker counts for all its processes.
-        identity, nested = WorkerIdentity(uuid4(), options.name or ""), options.traces == "nested"
-        self._watching = Watching(program.telemetry, identity, program.store, time, nested=nested, counts=False)
-        self._execution = HiredExecution(
-            program, slots, time, self._settle_later, self._watching, box=box, tell=self._tell, send=self._send
-        )
-        self._watchdog = Watchdog(self._execution, None, lambda block: self._send(Blocked(block)))
-
-    @property
-    def left_running(self) -> int:
-        """Handlers that did not stop: threads that are still busy."""
-        return len(self._execution.running)
-
-    async def run(self, connection: socket.socket) -> None:
-        """Run what the worker sends until it says that there is nothing more."""
-        self._line = Line(connection, self._hear, self._left.set)
-        following = asyncio.ensure_future(self._follow())
-        self._send(Ready())
-        await self._left.wait()
-        following.cancel()
-        await self._watchdog.stop()
-        self._execution.close()
-
-    def _hear(self, body: bytes) -> None:
-        match decode_order(body):
-            case Begin() as begin:
-                if self._watching.is_wanted:
-                    self._watching.remember_origins({each.claim.id: each.trace for each in begin.jobs})
-                self._execution.take(self._queue, begin)
-                self._watchdog.start()  # not before: the clock by which a block is dated comes with a job
-            case Interrupt(job=job, reason=reason):
-                for run in self._execution.find([job]):
-                    self._execution.interrupt(run, reason)
-            case Leave():
-                self._left.set()
-
-    async def _follow(self) -> None:
-        """Learn from time to time where follow-ups of handlers go: queues may be given more partitions."""
-        while self._look_again is not None:
-            await pause(self._clock, jittered(LEARNED_EVERY))
-            with contextlib.suppress(StoreUnavailable):
-                await self._look_again()
-
-    def _settle_later(self, settlement: Settlement, queue: QueueSlots, *, may_be_settled: bool = False) -> None:
-        self._tell(End(settlement.job, settlement, may_be_settled))
-
-    def _tell(self, end: End) -> None:
+    def _report(self, end: End) -> None:
         """Report that a job has ended, together with the others that end in this turn of the event loop."""
         self._ends.append(end)
         if len(self._ends) == 1:
-            self._loop.call_soon(self._send_ends)
+            self.loop.call_soon(self._send_ends)
 
     def _send(self, news: News) -> None:
         assert self._line is not None
         self._line.send(news)
 
     def _send_ends(self) -> None:
-        assert self._line is not None
         ends, self._ends = self._ends, []
-        self._line.send(Ended(ends))
+        self._send(Ended(ends))
         self._unerased += [end.job for end in ends]
-        if self._line.is_sent:
+        if self._line is not None and self._line.is_sent:
             for job in self._unerased:
                 self._box.erase(job)
             self._unerased.clear()
@@ -630,11 +660,12 @@ class RunnerHost(Protocol):
     async def close(self) -> None: ...
 
 
-async def serve(app: RunnerHost, options: WorkerOptions, descriptor: int, notes: int) -> Runner:
+async def serve(app: RunnerHost, options: WorkerOptions, descriptor: int, notes: int) -> bool:
+    """Run what the worker at the other end of this socket sends. Returns whether a handler did not stop."""
     box = BlackBox(notes, options.concurrency)
     runner = await app.make_worker(lambda program, options: Runner(program, options, box), options)
     try:
         await runner.run(socket.socket(fileno=descriptor))
     finally:
         await app.close()
-    return runner
+    return bool(runner.running)

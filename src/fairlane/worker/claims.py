@@ -20,6 +20,7 @@ import sys
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
@@ -34,7 +35,7 @@ from fairlane.worker.options import Order, QueueShare
 from fairlane.worker.runtime import Runtime
 
 if TYPE_CHECKING:
-    from fairlane.cron.runner import Firing
+    from fairlane.cron.schedules import Firing
     from fairlane.worker.execution import Execution, Run
     from fairlane.worker.runs import Leases
 
@@ -48,47 +49,31 @@ CLAIMED_AT_ONCE = 1_000
 """A claim keeps other workers from claiming for as long as it takes."""
 
 
+@dataclass(slots=True, eq=False)
 class QueueSlots:
     """One queue, or one partition of a queue, as this worker sees it."""
 
-    __slots__ = (
-        "due_at",
-        "is_hungry",
-        "is_idle",
-        "is_registered",
-        "looks",
-        "name",
-        "opens_by_ends",
-        "owes_wakeup",
-        "terms",
-        "used",
-        "whole",
-    )
-
-    def __init__(self, name: str, whole: ShareSlots) -> None:
-        self.name = name
-        self.whole = whole
-        self.used = 0
-        self.is_hungry = True
-        """There may be work: ask as soon as a slot is free."""
-        self.is_idle = False
-        """It had no work for us when we last asked."""
-        self.opens_by_ends = True
-        """The end of a job may let another start."""
-        self.is_registered = False
-        """The store will nudge us."""
-        self.owes_wakeup = False
-        """We were nudged, and must ask or pass the wake-up on, even without room."""
-        self.due_at: Instant | None = None
-        self.looks = 0
-        self.terms: object = None
-        """The policy under which it was last claimed from."""
+    name: str
+    whole: ShareSlots
+    used: int = 0
+    is_hungry: bool = True
+    """There may be work: ask as soon as a slot is free."""
+    is_idle: bool = False
+    """It had no work for us when we last asked."""
+    opens_by_ends: bool = True
+    """The end of a job may let another start."""
+    is_registered: bool = False
+    """The store will nudge us."""
+    owes_wakeup: bool = False
+    """We were nudged, and must ask or pass the wake-up on, even without room."""
+    due_at: Instant | None = None
+    looks: int = 0
+    terms: object = None
+    """The policy under which it was last claimed from."""
 
 
 class ShareSlots:
     """A queue that a worker serves, with all its partitions."""
-
-    __slots__ = ("is_limited", "queues", "served", "share", "turns")
 
     def __init__(self, share: QueueShare, names: Sequence[str]) -> None:
         self.share = share
@@ -126,8 +111,7 @@ class Slots:
         served: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._shares = [ShareSlots(share, (served or {}).get(share.name, (share.name,))) for share in shares]
-        self._all = [queue for share in self._shares for queue in share.queues]
-        self.queues = {queue.name: queue for queue in self._all}
+        self.queues = {queue.name: queue for share in self._shares for queue in share.queues}
         self._reserving = [each for each in self._shares if each.share.min_slots]
         self._order = order
         self._unsettled = unsettled
@@ -155,13 +139,12 @@ class Slots:
         queue = QueueSlots(name, whole)
         whole.turns.add(name)
         whole.queues.append(queue)
-        self._all.append(queue)
         self.queues[name] = queue
         return queue
 
     @property
     def used(self) -> int:
-        return sum([queue.used for queue in self._all])
+        return sum([queue.used for queue in self.queues.values()])
 
     def room(self, queue: QueueSlots) -> int:
         if self.is_closed or self.is_paused:
@@ -196,7 +179,9 @@ class Slots:
 
     def next_to_ask(self) -> QueueSlots | None:
         """The queue to ask next: one that may have work, or one that owes a wakeup; `None`: wait."""
-        able = [queue for queue in self._all if queue.owes_wakeup or (queue.is_hungry and self.room(queue) > 0)]
+        able = [
+            queue for queue in self.queues.values() if queue.owes_wakeup or (queue.is_hungry and self.room(queue) > 0)
+        ]
         if len(able) <= 1:
             return able[0] if able else None
         whole = able[0].whole if self._order == "strict" else min(able, key=lambda queue: queue.whole.served).whole
@@ -246,7 +231,7 @@ class Slots:
 
     def look_everywhere(self) -> None:
         """Ask every queue: we may have missed wakeups."""
-        self.look_at(self._all)
+        self.look_at(self.queues.values())
 
     def look_after_settling(self, queues: Iterable[QueueSlots]) -> None:
         """Ask these queues, unless only time opens their limits: our settlements may have opened one."""
@@ -290,10 +275,7 @@ class Turns:
         """Take note of what a claim returned: the partition's virtual time, and whether it has no more work."""
         if vtime is not None:
             self.see(queue, vtime)
-        if is_idle:
-            self._idle.add(queue)
-        else:
-            self._idle.discard(queue)
+        (self._idle.add if is_idle else self._idle.discard)(queue)
 
     def see(self, queue: str, vtime: float) -> float:
         """A partition has reached this virtual time, by anybody's claims. Returns by how much it has risen."""
@@ -330,18 +312,15 @@ class Claiming:
 
     def __init__(self, runtime: Runtime, execution: Execution, leases: Leases, firing: Firing | None = None) -> None:
         options = runtime.options
+        self._runtime = runtime
         self._store = runtime.store
-        self._identity = runtime.identity
         self._slots = slots = runtime.slots
         self._execution = execution
         self._leases = leases
         self._firing = firing
-        self._outage = runtime.outage
-        self._clock = runtime.clock
-        self._time = runtime.time
+        self._now = runtime.clock.monotonic
         self._watching = runtime.watching if runtime.watching.is_wanted else None
         self._lease = options.time("lease")
-        self._poll = microseconds(options.poll)
         most = min(AHEAD_AT_MOST, TURNS_AHEAD * slots.concurrency)
         self._prefetch = most if options.prefetch is None else options.prefetch
         slots.prefetches = options.prefetch is not None
@@ -357,11 +336,14 @@ class Claiming:
     async def listen(self) -> None:
         """Pass wakeups on to claiming, to the check for cancellations, and to the schedules."""
         while True:
-            listener = await self._outage.ride_out(lambda: self._store.listen(self._identity), "listening")
+            listener = await self._runtime.outage.ride_out(
+                lambda: self._store.listen(self._runtime.identity), "listening"
+            )
             self._listener = listener
             # Whatever came while nobody listened is found by asking; the claim registers the new ear.
             self._slots.look_everywhere()
-            self._look_at_schedules()
+            if self._firing is not None:
+                self._firing.look_now()
             try:
                 await self._hear(listener)
             finally:
@@ -371,20 +353,13 @@ class Claiming:
                     await listener.close()
 
     async def _hear(self, listener: Listener) -> None:
-        while True:
-            try:
-                nudged = await listener.wait(None)
-            except StoreUnavailable:
-                return
-            if nudged:
-                if listener.schedules_changed():
-                    self._look_at_schedules()
-                self._leases.look_soon()
-                self.nudge()
-
-    def _look_at_schedules(self) -> None:
-        if self._firing is not None:
-            self._firing.look_now()
+        with contextlib.suppress(StoreUnavailable):
+            while True:
+                if await listener.wait(None):
+                    if self._firing is not None and listener.schedules_changed():
+                        self._firing.look_now()
+                    self._leases.look_soon()
+                    self.nudge()
 
     def nudge(self) -> None:
         """The store has something for us, and does not say in which queue."""
@@ -404,23 +379,20 @@ class Claiming:
         self._slots.wake.set()
 
     def _on_time(self) -> None:
-        now, later = self._clock.monotonic(), []
-        for queue in self._slots.queues.values():
-            if queue.due_at is None:
-                continue
-            if queue.due_at <= now:
+        waiting = [queue for queue in self._slots.queues.values() if queue.due_at is not None]
+        for queue in waiting:
+            assert queue.due_at is not None
+            if queue.due_at > self._now():
+                self._alarm.set(queue.due_at)
+            else:
                 queue.due_at = None
                 self._slots.feed(queue)
-            else:
-                later.append(queue.due_at)
-        if later:
-            self._alarm.set(min(later))
         self._slots.wake.set()
 
     # What it does.
 
     async def run(self) -> None:
-        """Claim until told to stop; then pass on the wakeups that were meant for us."""
+        """Claim until stopped; then pass on the wakeups that were meant for this worker."""
         try:
             while True:
                 queue = self._slots.next_to_ask()
@@ -457,11 +429,11 @@ class Claiming:
         async def once() -> Claimed:
             nonlocal asked_at
             visit.begin()
-            asked_at = self._clock.monotonic()
+            asked_at = self._now()
             claimed = await self._store.claim(
                 visit.queue.name,
                 want,
-                worker=self._identity,
+                worker=self._runtime.identity,
                 lease=self._lease,
                 listener=self._listener,
                 start_lag=self._execution.start_lag,
@@ -470,16 +442,16 @@ class Claiming:
                 chose=visit.chose,
             )
             if claimed.at:
-                self._time.hear(asked_at, claimed.at, self._clock.monotonic())
+                self._runtime.time.hear(asked_at, claimed.at, self._now())
             if self._watching is not None:
                 await self._watching.find_origins(claimed.claims)
             return claimed
 
         began = self._loop.time()
         try:
-            claimed = await self._outage.ride_out(once, "claiming", unless=self._stopping)
+            claimed = await self._runtime.outage.ride_out(once, "claiming", unless=self._stopping)
         except StoreUnavailable:
-            return  # told to stop, and nobody there to claim from
+            return  # it is stopping, and the database cannot be reached
         visit.end(claimed.vtime)
         queue = visit.queue
         self._slots.note_claimed(queue, len(claimed.claims), claimed.vtime)
@@ -488,7 +460,10 @@ class Claiming:
         if claimed.opens_by_ends is not None:
             queue.opens_by_ends = claimed.opens_by_ends
         took = self._loop.time() - began
-        self._note_time(took)
+        self._mean_claim += (took * SECOND - self._mean_claim) * 0.2
+        # As many as will have ended by the time that the next claim is back; for long jobs that is none.
+        turns = self._mean_claim / max(self._execution.mean_run, SHORTEST_RUN)
+        self._slots.ahead = min(self._prefetch, int(self._slots.concurrency * turns))
         if self._watching is not None:
             # Who was given what another has claimed has not waited for the lock.
             self._watching.claimed(queue.name, claimed, took, None if claimed.vtime is None else locked_at - began)
@@ -505,12 +480,6 @@ class Claiming:
             self._execution.give_back_unstarted("its worker was stopped")
         self._plan_next(queue, claimed, asked)
 
-    def _note_time(self, seconds: float) -> None:
-        self._mean_claim += (seconds * 1e6 - self._mean_claim) * 0.2
-        # As many as will have ended by the time that the next claim is back; for long jobs that is none.
-        turns = self._mean_claim / max(self._execution.mean_run, SHORTEST_RUN)
-        self._slots.ahead = min(self._prefetch, int(self._slots.concurrency * turns))
-
     def _plan_next(self, queue: QueueSlots, claimed: Claimed, asked: int) -> None:
         """Decide when to ask this queue again."""
         if claimed.claims:
@@ -525,10 +494,10 @@ class Claiming:
         if not queue.is_hungry:
             self._slots.note_idle(queue)
         # By the monotonic clock: one that is set back must not keep us from asking.
-        now = self._clock.monotonic()
-        due = now + jittered(self._poll)
+        now = self._now()
+        due = now + jittered(microseconds(self._runtime.options.poll))
         if claimed.next_due is not None:
-            due = min(due, claimed.next_due - self._time.offset)
+            due = min(due, claimed.next_due - self._runtime.time.offset)
         if claimed.look_again or due <= now:
             self._loop.call_later(min(0.001 * 2 ** min(queue.looks, 20), LONGEST_LOOK), self._slots.look_at, (queue,))
             queue.looks += 1
@@ -590,6 +559,7 @@ class Visit:
 
 AT_INSTANT = 1
 """What timerfd_settime(2) calls TFD_TIMER_ABSTIME."""
+TO_BE_OPENED, NO_FILE = -2, -1
 
 
 class Pacer:
@@ -609,9 +579,7 @@ class Pacer:
         """By gate: the groups that wait for that job to begin."""
         self._due: list[tuple[Instant, int, bytes]] = []
         self._entries = 0
-        self._timer = (
-            _SystemTimer(self._loop, self._ring) if isinstance(clock, SystemClock) else Alarm(clock, self._ring)
-        )
+        self._timer = ExactAlarm(clock, self._ring)
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -727,71 +695,44 @@ def _group(run: Run) -> bytes:
     return run.pace.gates[-1][0]
 
 
-class _SystemTimer:
+class ExactAlarm(Alarm):
     """Rings in the event loop at an instant of the machine's monotonic clock.
 
     The timers of event loops are a millisecond late on Linux, which counts in milliseconds when it waits for sockets.
-    It has timers that are read like sockets, and those are exact to some 50 µs.
+    It has timers that are read like sockets, and those are exact to some 50 µs. Elsewhere this is a plain alarm.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
-        self._loop = loop
-        self._ring = ring
-        self._now = SystemClock().monotonic
-        self._at: Instant | None = None
-        self._handle: asyncio.Handle | None = None
-        self._file = -1
-        self._is_exact = sys.platform == "linux" and sys.maxsize > 2**32
+    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+        super().__init__(clock, ring)
+        is_possible = isinstance(clock, SystemClock) and sys.platform == "linux" and sys.maxsize > 2**32
+        self._file = TO_BE_OPENED if is_possible else NO_FILE
 
     def set(self, moment: Instant) -> None:
-        if self._at is not None and self._at <= moment:
-            return
-        self._at = moment
-        if moment <= self._now():
-            self._loop.call_soon(self._look)
-        elif not self._set_exactly(moment):
-            if self._handle is not None:
-                self._handle.cancel()
-            self._handle = self._loop.call_later((moment - self._now()) / SECOND, self._look)
-
-    def close(self) -> None:
-        self._at = None
-        if self._handle is not None:
-            self._handle.cancel()
-        if self._file >= 0:
-            self._loop.remove_reader(self._file)
-            os.close(self._file)
-            self._file = -1
-        self._is_exact = False
-
-    def _look(self) -> None:
-        if self._at is None:
-            return
-        if self._at > self._now():
-            moment, self._at = self._at, None
-            self.set(moment)
-        else:
-            self._at = None
-            self._ring()
-
-    def _set_exactly(self, moment: Instant) -> bool:
-        """Returns whether the system has such a timer, and could give us one."""
-        if self._is_exact and self._file < 0:
+        if self._file == TO_BE_OPENED:
             self._file = _libc().timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
-            self._is_exact = self._file >= 0
-            if self._is_exact:
-                self._loop.add_reader(self._file, self._expired)
-        if not self._is_exact:
-            return False
-        seconds, rest = divmod(moment, SECOND)
-        once = (ctypes.c_long * 4)(0, 0, seconds, rest * 1_000)
-        self._is_exact = _libc().timerfd_settime(self._file, AT_INSTANT, once, None) == 0
-        return self._is_exact
+            if self._file != NO_FILE:
+                asyncio.get_running_loop().add_reader(self._file, self._expired)
+        if self._file == NO_FILE:
+            super().set(moment)
+        elif self._at is None or moment < self._at:
+            self._at = moment
+            # One that has passed expires at once.
+            seconds, rest = divmod(max(moment, 1), SECOND)
+            _libc().timerfd_settime(self._file, AT_INSTANT, (ctypes.c_long * 4)(0, 0, seconds, rest * 1_000), None)
 
     def _expired(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._file, 8)
-        self._look()
+        if self._at is not None:
+            self._at = None
+            self._ring()
+
+    def close(self) -> None:
+        super().close()
+        if self._file >= 0:
+            asyncio.get_running_loop().remove_reader(self._file)
+            os.close(self._file)
+        self._file = NO_FILE
 
 
 @cache

@@ -13,23 +13,23 @@ import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 from uuid import UUID
 
-from fairlane.clock import SECOND, lasting
+from fairlane.clock import SECOND
 from fairlane.errors import InvalidJob, UndecodablePayload
-from fairlane.job import Claim, State
-from fairlane.scheduler.settlement import SEEN, Cancelled, Died, Done, Lost, Outcome, Released, Settlement, settle
+from fairlane.job import Claim
+from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome, Released, Settlement, settle
 from fairlane.scheduler.snapshot import AHEAD, Pace
-from fairlane.store import operators
 from fairlane.store.stats_values import BlockedLoop
 from fairlane.task import Task
 from fairlane.waits import Alarm, StoreTime
 from fairlane.worker.claims import SHORTEST_RUN, Pacer, QueueSlots, Slots
-from fairlane.worker.instruments import Watching
 from fairlane.worker.logs import claimed_jobs, log_end, log_lost, log_start, log_unreadable
-from fairlane.worker.processes import Begin, Child, Gone, Handed, LoneProcess, Mate, ProcessPool
+from fairlane.worker.processes import Child, Mate, ProcessPool
+from fairlane.worker.reports import Watching
 from fairlane.worker.runs import (
     JobContext,
     RunningJob,
@@ -59,65 +59,37 @@ NO_PACES: Mapping[UUID, Pace] = {}
 STOOD_STILL = "its worker stood still for longer than its lease, and another may run it by now"
 FIRST_START_LAG, LONGEST_START_LAG = SECOND // 20, SECOND // 4
 """The assumption before any job has started, and the maximum: clocks can be wrong."""
-NOT_YET_ALONE = "another job runs alone; its turn comes later"
-PROCESS_STARTS = "the process that is to run it alone is starting"
-ALONE_LATER, LONGEST_ALONE_LATER = SECOND, 30 * SECOND
-"""A suspect that cannot run alone yet is given back for this long, doubled each time, so that it holds no limit
-meanwhile. It is called back when the job that runs alone has ended."""
-LONGEST_WAIT_TO_BE_ALONE = 60 * SECOND
-"""Without a process for suspects, other jobs wait at most this long for running ones to end. It starts at a second and
-doubles each time that was not enough; then others go first for as long."""
+FIRST_WAIT_TO_BE_ALONE, LONGEST_WAIT_TO_BE_ALONE = SECOND, 60 * SECOND
+"""Without a process for suspects, other jobs wait this long for running ones to end, doubled each time that was not
+enough; then others go first for as long."""
 FIRST_UNKNOWN_DELAY, LONGEST_UNKNOWN_DELAY = SECOND, 300 * SECOND
 UNKNOWN_REMEMBERED = 10_000
-UNKNOWN_TOLD_FOR = 2 * LONGEST_UNKNOWN_DELAY
+UNKNOWN_REPORTED_FOR = 2 * LONGEST_UNKNOWN_DELAY
 """A job whose task is unknown comes back within half of this."""
 LEASES_REMEMBERED = 100
 
 
-class SettleLater(Protocol):
-    """Takes settlements that are to be recorded."""
-
-    def __call__(self, settlement: Settlement, queue: QueueSlots, *, may_be_settled: bool = False) -> None: ...
+SettleLater = Callable[..., None]
+"""Takes settlements that are to be recorded, as `Settling.add` does."""
 
 
+@dataclass(slots=True, eq=False)
 class Run(RunningJob):
     """One claim on its way through this worker."""
 
-    __slots__ = ("begin_by", "child", "handle", "is_given_back", "mate", "pace", "queue", "tells_start")
-
-    def __init__(
-        self,
-        home: Execution,
-        queue: QueueSlots,
-        claim: Claim,
-        begin_by: int,
-        task: Task[..., Any],
-        args: Any,
-        kwargs: Any,
-    ) -> None:
-        super().__init__(home, claim, task, args, kwargs)
-        self.queue = queue
-        self.begin_by = begin_by
-        """By the monotonic clock; later, its lease may have ended."""
-        self.pace: Pace | None = None
-        """When it may start by the monotonic clock, if it passes a smooth rate."""
-        self.handle: asyncio.Task[None] | None = None
-        self.child: Child | None = None
-        """The process that its task runs in, with `executor="process"`."""
-        self.is_given_back = False
-        """It will not begin here: decided once, by the event loop or by the watchdog, under their lock."""
-        self.mate: Mate | None = None
-        self.tells_start = False
-        """Another job waits for it to begin."""
-
-
-@dataclass(slots=True)
-class PutOff:
-    """A suspect that waits for its turn to run alone; by the monotonic clock."""
-
-    since: int
-    delay: int = ALONE_LATER
-    due_at: int = 0
+    queue: QueueSlots
+    begin_by: int
+    """By the monotonic clock; later, its lease may have ended."""
+    pace: Pace | None = field(init=False, default=None)
+    """When it may start by the monotonic clock, if it passes a smooth rate."""
+    handle: asyncio.Task[None] | None = field(init=False, default=None)
+    child: Child | None = field(init=False, default=None)
+    """The process that its task runs in, with `executor="process"`."""
+    is_given_back: bool = field(init=False, default=False)
+    """It will not begin here: decided once, by the event loop or by the watchdog, under their lock."""
+    mate: Mate | None = field(init=False, default=None)
+    reports_start: bool = field(init=False, default=False)
+    """Another job waits for it to begin."""
 
 
 class Execution:
@@ -137,7 +109,6 @@ class Execution:
         time: StoreTime,
         settle_later: SettleLater,
         watching: Watching | None = None,
-        lone: LoneProcess | None = None,
     ) -> None:
         clock = program.clock
         self.store = program.store
@@ -152,13 +123,7 @@ class Execution:
         self._alone: Run | None = None
         self._lets_run_out_since: int | None = None
         """Since when nothing starts, so that a suspect can run alone here."""
-        self._lets_run_out_for = ALONE_LATER
-        self._lone = lone
-        self._put_off: dict[UUID, PutOff] = {}
-        """Suspects that were given back because another runs alone, in the order in which they came."""
-        self._recalls = Alarm(clock, self._recall)
-        self._recalling: set[asyncio.Task[None]] = set()
-        self._preparing: asyncio.Task[None] | None = None
+        self._lets_run_out_for = FIRST_WAIT_TO_BE_ALONE
         self.mean_run = float(HELD_AHEAD_AT_MOST)
         """Microseconds that a job takes, on average. It starts high, so that nothing is claimed on a guess."""
         self.time = time
@@ -173,8 +138,8 @@ class Execution:
         self.max_result = program.max_result
         self.stamp = program.stamp
         self._middlewares = wrapping(program.middlewares, "around_run")
-        self._unknown: OrderedDict[UUID, int] = OrderedDict()
-        self._unknown_tasks: dict[str, tuple[str, int]] = {}
+        self._unknown: OrderedDict[UUID, tuple[int, int, Claim]] = OrderedDict()
+        """Jobs of unknown tasks: how often and when each was claimed last."""
         self.run_times = RunTimes()
         self.beginning = threading.Lock()
         """Held while the event loop or the watchdog's thread decides whether a claim begins here or is given back."""
@@ -191,10 +156,8 @@ class Execution:
         self._pacer = Pacer(clock, self._launch, self._give_back_late)
         self.is_filling = False
         """Jobs are about to start in the next turns of the event loop."""
-        self.attempts = 0
-        """Attempts so far, including those that are running."""
-        self.ended_otherwise: Counter[str] = Counter()
-        """Attempts that did not end as done, by what became of the job. Successes are not counted one by one."""
+        self.ended: Counter[str] = Counter()
+        """Attempts that have ended, by what became of the job."""
         self._logs_each = False
 
     # From claim to handler.
@@ -205,15 +168,24 @@ class Execution:
         """Take these claims in. Those that cannot run are settled at once; the others start, or wait for a slot or for
         their start time. None starts after `begin_by`, by the monotonic clock."""
         self._logs_each = log.isEnabledFor(logging.DEBUG)  # asked once a claim, not once a job
-        if claims and not self._hear_of(claims[0].lease):
-            queue.used -= len(claims)
-            return
+        if claims:
+            lease = claims[0].lease
+            with self.beginning:
+                self._heard_of.append(lease)
+                is_ours = lease not in self._revoked
+            if not is_ours:
+                queue.used -= len(claims)
+                return
         for claim in claims:
             run = self._run_of(queue, claim, begin_by)
             if run is None:
                 continue
             if (pace := paces.get(claim.id)) is not None:
-                self._pace(run, pace)
+                # It waits for its start time, and takes no slot meanwhile.
+                run.pace = pace.moved(self._now() - self.time.now())
+                run.begin_by = min(run.begin_by, run.pace.latest)
+                queue.used -= 1
+                self._pacer.add(run)
             elif claim.is_suspect and self.sets_suspects_apart:
                 self._set_apart(run)
             else:
@@ -221,12 +193,6 @@ class Execution:
         self._fill_slots()
         if self.waiting or self.suspects:
             self._stale.set(self._clock.monotonic() + HELD_AHEAD_AT_MOST)
-
-    def _hear_of(self, lease: UUID) -> bool:
-        """Whether these claims are still ours."""
-        with self.beginning:
-            self._heard_of.append(lease)
-            return lease not in self._revoked
 
     def _run_of(self, queue: QueueSlots, claim: Claim, begin_by: int) -> Run | None:
         """The run of this claim; `None` if it cannot run, and was settled."""
@@ -242,94 +208,16 @@ class Execution:
                 log_unreadable(claim, error, log)
                 self._refuse(queue, claim, Died(str(error)))
             else:
-                return Run(self, queue, claim, begin_by, task, args, kwargs)
+                return Run(self, claim, task, args, kwargs, queue, begin_by)
         return None
 
     def _decoded(self, task: Task[..., Any], claim: Claim) -> tuple[Any, Any]:
         return task.codec.decode_call(claim.payload)
 
-    def _pace(self, run: Run, pace: Pace) -> None:
-        """Let it wait for its start time. It takes no slot meanwhile."""
-        run.pace = pace.moved(self._now() - self.time.now())
-        run.begin_by = min(run.begin_by, run.pace.latest)
-        run.queue.used -= 1
-        self._pacer.add(run)
-
     def _set_apart(self, run: Run) -> None:
-        """Let it wait to run alone, without a slot. One is kept at a time, and only if it can begin at once: if this
-        process died, nobody could tell which of its jobs had run, and each would be charged."""
-        if self._lone is not None:
-            if not self._lone.is_ready:
-                self._prepare_room()
-                self._give_up_turn(run, PROCESS_STARTS, ALONE_LATER)
-                return
-            if not self._has_room_alone():
-                self._put_off_until_alone(run, self._alone)
-                return
-            self._put_off.pop(run.claim.id, None)
+        """Let it wait, without a slot, until nothing else runs here."""
         run.queue.used -= 1
         self.suspects.append(run)
-
-    def _has_room_alone(self) -> bool:
-        """Whether a suspect could begin at once, with nothing beside it."""
-        return self._lone is not None and self._lone.is_ready and not self.suspects and self._alone is None
-
-    def _prepare_room(self) -> None:
-        if self._lone is not None and not self._lone.is_ready and self._preparing is None:
-            self._preparing = self.loop.create_task(self._prepare(self._lone), name="fairlane-lone")
-
-    def _give_up_turn(self, run: Run, reason: str, delay: int) -> None:
-        if run.pace is not None:
-            self._pacer.drop(run)
-        self._refuse(run.queue, run.claim, Released(reason, delay))
-
-    def _put_off_until_alone(self, run: Run, alone: Run | None) -> None:
-        """Another runs alone: give it back, for longer each time."""
-        now = self._now()
-        for job in [job for job, each in self._put_off.items() if each.due_at + 2 * LONGEST_ALONE_LATER < now]:
-            del self._put_off[job]  # others have run them
-        found = self._put_off.setdefault(run.claim.id, PutOff(now))
-        reason = NOT_YET_ALONE
-        if alone is not None and alone.started_at:
-            ran, waited = lasting(self.ran(alone) / SECOND), lasting((now - found.since) / SECOND)
-            reason = f"job {alone.claim.id} ({alone.claim.task}) has run alone for {ran}, and its turn comes later"
-            reason += f"; it has waited for {waited}" if now - found.since >= SECOND else ""
-        self._give_up_turn(run, reason, found.delay)
-        found.due_at = now + found.delay
-        found.delay = min(2 * found.delay, LONGEST_ALONE_LATER)
-
-    def _recall(self) -> None:
-        """A job that ran alone has ended: make the suspect that has waited longest due now. If a limit holds that one,
-        the next one follows."""
-        now = self._now()
-        sleeping = [(job, each) for job, each in self._put_off.items() if each.due_at > now]
-        if not sleeping or self._slots.is_closed:
-            return
-        if not self._has_room_alone():
-            self._prepare_room()
-            return
-        job, found = sleeping[0]
-        found.due_at = now
-        task = self.loop.create_task(self._make_due(job), name="fairlane-recall")
-        self._recalling.add(task)
-        task.add_done_callback(self._recalling.discard)
-        self._recalls.set(now + ALONE_LATER)
-
-    async def _make_due(self, job: UUID) -> None:
-        try:
-            await self.store.run(operators.retry_now([job]))
-        except Exception as error:
-            log.debug("job %s is not called back to run alone (%s); it comes by itself", job, error)
-
-    async def _prepare(self, lone: LoneProcess) -> None:
-        try:
-            await lone.start()
-        except OSError as error:
-            log.error("no process could be started for jobs that are to run alone: %s", error)
-        else:
-            self._recall()
-        finally:
-            self._preparing = None
 
     def _launch(self, run: Run) -> None:
         """Its start time has come."""
@@ -385,11 +273,10 @@ class Execution:
         self.settle_later(settle(claim, outcome, 0), queue)
 
     def _unknown_task(self, claim: Claim) -> Released:
-        seen = self._unknown.pop(claim.id, 0)
-        self._unknown[claim.id] = seen + 1
+        seen, _, _ = self._unknown.pop(claim.id, (0, 0, claim))
+        self._unknown[claim.id] = (seen + 1, self._now(), claim)
         if len(self._unknown) > UNKNOWN_REMEMBERED:
             self._unknown.popitem(last=False)
-        self._unknown_tasks[claim.task] = (claim.queue, self._now())
         delay = min(FIRST_UNKNOWN_DELAY << min(seen, 20), LONGEST_UNKNOWN_DELAY)
         log.error(
             "job %s: this worker has no task named %r; given back for %g s; deploy it, or serve the queue elsewhere",
@@ -401,12 +288,12 @@ class Execution:
         return Released(f"no task named {claim.task!r} on the worker that claimed it", delay)
 
     def _fill_slots(self) -> None:
-        if (self.suspects or self._alone is not None) and self._try_suspect():
+        if self.suspects or self._alone is not None:
+            self._run_suspect()
             return
         waiting, running, most = self.waiting, self.running, self._slots.concurrency
         # A few at a time: what the store answers meanwhile is heard between them, so that it works while they run.
         starting = min(len(waiting), most - len(running), STARTS_AT_ONCE)
-        self.attempts += max(0, starting)
         batch = [waiting.popleft() for _ in range(starting)]
         self._run(batch)
         if batch and not waiting and (last := batch[-1]).pace is None:
@@ -426,9 +313,7 @@ class Execution:
                 self._timeouts.set(self._clock.monotonic() + run.task.timeout)
 
     def _body(self, run: Run) -> Coroutine[Any, Any, None]:
-        if run is self._alone and self._lone is not None:
-            return self._run_alone(run, self._lone)
-        return self._run_async(run) if run.task.is_async else self._run_in_thread(run)
+        return self._run_in_process(run) if run.task.options.executor == "process" else self._run_here(run)
 
     async def _run_watched(self, run: Run, watching: Watching) -> None:
         if run.is_given_back:
@@ -439,32 +324,28 @@ class Execution:
         finally:
             watching.left(entered)
 
-    def _try_suspect(self) -> bool:
-        """Let the next suspect run alone if it can. Returns whether everything else must wait for that."""
-        here = self._lone is None
-        if self._alone is None and not (here and self.running):
+    def _run_suspect(self) -> None:
+        """Let the next suspect run once nothing else does. Everything that waits goes on waiting."""
+        if not self.running:
             run = self._alone = self.suspects.popleft()
             run.queue.used += 1
-            self.attempts += 1
             self._run([run])
-            if here:
-                self._lets_run_out_since, self._lets_run_out_for = None, ALONE_LATER
+            self._lets_run_out_since, self._lets_run_out_for = None, FIRST_WAIT_TO_BE_ALONE
         elif self._alone is None and self._lets_run_out_since is None:
             self._lets_run_out_since = self._now()
             self._stale.set(self._now() + self._lets_run_out_for)
-        return here
 
     def _give_up_being_alone(self) -> None:
         """What runs takes too long to end: let others go first for a while."""
-        since, lasting = self._lets_run_out_since, self._lets_run_out_for
+        since, wait = self._lets_run_out_since, self._lets_run_out_for
         if since is None:
             return
-        if since + lasting > self._now():
-            self._stale.set(since + lasting)
+        if since + wait > self._now():
+            self._stale.set(since + wait)
             return
-        self._lets_run_out_since, self._lets_run_out_for = None, min(2 * lasting, LONGEST_WAIT_TO_BE_ALONE)
+        self._lets_run_out_since, self._lets_run_out_for = None, min(2 * wait, LONGEST_WAIT_TO_BE_ALONE)
         for run in list(self.suspects):
-            self._withdraw(run, Released("what ran beside it did not end; its turn comes later", lasting))
+            self._withdraw(run, Released("what ran beside it did not end; its turn comes later", wait))
         self._refill()
 
     def _go_on_filling(self) -> None:
@@ -490,44 +371,21 @@ class Execution:
         if run.started_at > run.begin_by:
             self._end(run, self._missed(run))
             return False
-        if run.pace is not None and (run is not self._alone or self._lone is None):
+        if run.pace is not None:
             self._pacer.began(run, run.started_at)
         return True
 
     def _missed(self, run: Run) -> Released:
         return Released(STOOD_STILL) if run.pace is None else self.released(run, LATE)
 
-    async def _run_alone(self, run: Run, lone: LoneProcess) -> None:
-        """Run it in a process of its own, where it can harm no other job."""
-        current_run.set(run)
-        try:
-            await lone.start()
-        except OSError as error:
-            self._end(run, Released(f"no process could be started to run it alone: {error}", ALONE_LATER))
-            return
-        if not self._begins(run):
-            return
+    async def _run_in_process(self, run: Run) -> None:
+        # Not started until there is a process for it: its timeout has not begun, and it can be given back.
+        if self._children is None:
+            self._children = ProcessPool()
+        async with self._children.child() as run.child:
+            await self._run_here(run)
 
-        def begins(at: int) -> None:
-            if run.pace is not None:
-                self._pacer.began(run, at)
-
-        handed = Handed(run.claim, run.begin_by, run.pace is not None)
-        begin = Begin([handed], self.time.offset, self.time.ahead)
-        ended = await lone.run(begin, begins)
-        if run.stop is Stop.GONE:
-            self._end(run, None)
-        elif isinstance(ended, Gone) and ended.had_begun:
-            self._end(run, Lost(f"it ran alone, and its process died ({ended.how})", SEEN))
-        elif isinstance(ended, Gone):
-            self._end(run, Released(f"the process that was to run it alone died ({ended.how})", ALONE_LATER))
-        elif ended.is_unbegun:
-            self._end(run, self._missed(run))
-        else:
-            run.may_be_settled = ended.may_be_settled
-            self._end(run, None, settlement=ended.settlement)
-
-    async def _run_async(self, run: Run) -> None:
+    async def _run_here(self, run: Run) -> None:
         current_run.set(run)
         if not self._begins(run):
             return
@@ -535,9 +393,9 @@ class Execution:
             log_start(run, log)
         try:
             if self._middlewares:
-                value = await around_run(self._middlewares, JobContext(run), lambda: _awaited(run))
+                value = await around_run(self._middlewares, JobContext(run), lambda: self._called(run))
             else:
-                value = await run.task.function(*run.args, **run.kwargs)
+                value = await self._called(run)
         except GeneratorExit:
             raise  # the loop itself has ended: there is nothing left to settle with
         except BaseException as error:
@@ -545,60 +403,25 @@ class Execution:
         else:
             self._end(run, None if run.stop is Stop.GONE else self._done(run, value))
 
-    async def _run_in_thread(self, run: Run) -> None:
-        current_run.set(run)
-        if run.task.options.executor == "process":
-            # Not started until there is a process for it: its timeout has not begun, and it can be given back.
-            async with self._processes().child() as run.child:
-                await self._run_blocking(run)
-        else:
-            await self._run_blocking(run)
-
-    async def _run_blocking(self, run: Run) -> None:
-        if not self._begins(run):
-            return
-        if self._logs_each:
-            log_start(run, log)
-        value, error = await (self._called_around(run) if self._middlewares else self._called(run))
-        # A thread cannot be stopped. One that overran its timeout kept its slot and its lease until now.
-        if error is None and run.stop is Stop.TIMEOUT:
-            error = TimeoutError()
-        if error is not None:
-            self._end(run, outcome_of(run, error, self.time.wall()), error)
-        else:
-            self._end(run, None if run.stop is Stop.GONE else self._done(run, value))
-
-    async def _called(self, run: Run) -> tuple[Any, BaseException | None]:
+    async def _called(self, run: Run) -> Any:
+        """Call its function. One that is not async runs in a thread."""
+        if run.task.is_async:
+            return await run.task.function(*run.args, **run.kwargs)
         if run.child is not None:
-            return await self.loop.run_in_executor(self._pool(), run.child.call, run.task, run.args, run.kwargs)
-        context = contextvars.copy_context()
-        return await self.loop.run_in_executor(self._pool(), context.run, _call, run)
-
-    async def _called_around(self, run: Run) -> tuple[Any, BaseException | None]:
-        async def inside() -> Any:
-            value, error = await self._called(run)
-            if isinstance(error, StopIteration):
-                raise RuntimeError(f"the task raised {error!r}") from error  # which no coroutine can raise
-            if error is not None:
-                raise error
-            return value
-
-        try:
-            return await around_run(self._middlewares, JobContext(run), inside), None
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            return None, error
-
-    def _processes(self) -> ProcessPool:
-        if self._children is None:
-            self._children = ProcessPool()
-        return self._children
-
-    def _pool(self) -> ThreadPoolExecutor:
+            call = partial(run.child.call, run.task, run.args, run.kwargs)
+        else:
+            call = partial(contextvars.copy_context().run, _call, run)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._slots.concurrency, thread_name_prefix="fairlane-handler")
-        return self._threads
+        value, error = await self.loop.run_in_executor(self._threads, call)
+        if isinstance(error, StopIteration | GeneratorExit):
+            raise RuntimeError(f"the task raised {error!r}") from error  # which no coroutine can raise
+        if error is not None:
+            raise error
+        if run.stop is Stop.TIMEOUT:
+            # A thread cannot be stopped. One that overran its timeout kept its slot and its lease until now.
+            raise TimeoutError
+        return value
 
     def _done(self, run: Run, value: Any) -> Outcome:
         try:
@@ -617,15 +440,11 @@ class Execution:
         its own settlement."""
         ran = self.ran(run)
         self.mean_run += (ran - self.mean_run) * 0.1
-        self.running.discard(run)  # as `_let_go` does, without a call for each job
-        run.queue.used -= 1
-        if run.pace is not None:
-            self._pacer.drop(run)
+        self._let_go(run)
         # Its task's context holds the run: left as a cycle, every job would wait for the collector.
         run.handle = None
         if run is self._alone:
             self._alone = None
-            self._recall()
         if outcome is not None:
             settlement = settlement_of(run, outcome, ran)
             if type(outcome) is Done:
@@ -649,14 +468,12 @@ class Execution:
     def _hand_on(self, run: Run, settlement: Settlement | None) -> None:
         """Count how it has ended, and let that be recorded; without a settlement, its claim is lost."""
         if settlement is None:
-            self.ended_otherwise["lost"] += 1
+            self.ended["lost"] += 1
             return
-        if settlement.unstarted:
-            self.attempts -= 1
-        elif settlement.to in (State.DEAD, State.CANCELLED):
-            self.ended_otherwise[str(settlement.to)] += 1
-        elif settlement.to is not State.DONE:
-            self.ended_otherwise["snoozed" if settlement.outcome == "snoozed" else "to be retried"] += 1
+        if settlement.to.is_final:
+            self.ended[str(settlement.to)] += 1
+        elif not settlement.unstarted:
+            self.ended["snoozed" if settlement.outcome == "snoozed" else "to be retried"] += 1
         if settlement.outcome not in ("lost", "released"):  # which were cut short, or given back
             self.run_times.note(run.claim.task, settlement.ran)
         self.settle_later(settlement, run.queue, may_be_settled=run.may_be_settled)
@@ -685,9 +502,7 @@ class Execution:
             self._refill()
             return
         first, run.stop = run.stop is None, reason
-        if run is self._alone and self._lone is not None:
-            self._lone.interrupt(run.claim.id, reason)
-        elif first and run.task.is_async and run.handle is not None:
+        if first and run.task.is_async and run.handle is not None:
             run.handle.cancel()
         elif run.child is not None:
             run.child.kill()
@@ -697,12 +512,10 @@ class Execution:
         if not self.give_back(run):
             outcome = None  # the watchdog has
         if run in self.running:
-            self.attempts -= 1
             assert run.handle is not None
             run.handle.cancel()
             if run is self._alone:
                 self._alone = None
-                self._recall()
         elif run in self.waiting:
             self.waiting.remove(run)
         else:
@@ -743,8 +556,8 @@ class Execution:
         now, soonest = self._now(), None
         for run in list(self.running):
             timeout = run.task.timeout
-            if timeout is None or run.stop is not None or (run is self._alone and self._lone is not None):
-                continue  # the process that runs it alone sees to it
+            if timeout is None or run.stop is not None or run.mate is not None:
+                continue  # the process that runs it sees to it
             left = run.started_at + timeout - now if run.started_at else timeout
             if left <= 0:
                 log_job(log, logging.WARNING, run.claim, " ran longer than its timeout")
@@ -756,13 +569,6 @@ class Execution:
 
     def _give_back_stale(self) -> None:
         self._give_up_being_alone()
-        if self.suspects and self._lone is not None:
-            left = self.suspects[0].claim.claimed_at + HELD_AHEAD_AT_MOST - self.time.now()
-            if left > 0:
-                self._stale.set(self._clock.monotonic() + left)
-            else:
-                for run in list(self.suspects):
-                    self._withdraw(run, Released(NOT_YET_ALONE, ALONE_LATER))
         if self.waiting:
             left = self.waiting[0].claim.claimed_at + HELD_AHEAD_AT_MOST - self.time.now()
             if left > 0:
@@ -786,8 +592,7 @@ class Execution:
 
     def blocks(self) -> list[BlockedLoop]:
         """What blocks, or last blocked, the event loops of child processes. Thread-safe."""
-        block = None if self._lone is None else self._lone.block
-        return [] if block is None else [block]
+        return []
 
     def unstarted(self) -> list[Run]:
         """Every claim held here whose handler has not been called."""
@@ -800,9 +605,8 @@ class Execution:
 
     def unknown_tasks(self) -> dict[str, str]:
         """Unknown tasks of recently claimed jobs, each with its queue."""
-        lately = self._now() - UNKNOWN_TOLD_FOR
-        self._unknown_tasks = {task: found for task, found in self._unknown_tasks.items() if found[1] > lately}
-        return {task: queue for task, (queue, _) in self._unknown_tasks.items()}
+        lately = self._now() - UNKNOWN_REPORTED_FOR
+        return {claim.task: claim.queue for _, at, claim in self._unknown.values() if at > lately}
 
     def held(self) -> list[Run]:
         """Every claim held here that is not lost, started or not."""
@@ -827,27 +631,16 @@ class Execution:
         return [run for run in self.held() if run.claim.id in wanted]
 
     async def all_ended(self) -> None:
-        while self.running:
-            await asyncio.wait([run.handle for run in self.running if run.handle is not None])
+        while here := [run.handle for run in self.running if run.handle is not None]:
+            await asyncio.wait(here)
 
     async def kill_the_rest(self) -> None:
         """Runs that do not stop are left behind: a thread cannot be killed."""
 
     async def leave(self, within: float) -> None:
         """Let child processes end, within so many seconds."""
-        await self._stop_preparing()
-        if self._lone is not None:
-            await self._lone.leave(within)
-
-    async def _stop_preparing(self) -> None:
-        preparing = {*self._recalling, *([] if self._preparing is None else [self._preparing])}
-        for each in preparing:
-            each.cancel()
-        if preparing:
-            await asyncio.wait(preparing)
 
     def close(self) -> None:
-        self._recalls.close()
         self._timeouts.close()
         self._stale.close()
         self._pacer.close()
@@ -855,10 +648,6 @@ class Execution:
             self._threads.shutdown(wait=False, cancel_futures=True)
         if self._children is not None:
             self._children.close()
-
-
-async def _awaited(run: Run) -> Any:
-    return await run.task.function(*run.args, **run.kwargs)
 
 
 def _call(run: Run) -> tuple[Any, BaseException | None]:

@@ -134,7 +134,7 @@ class JsonLines(logging.Formatter):
         self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, Any] = {
+        line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -143,13 +143,13 @@ class JsonLines(logging.Formatter):
             **_about(record),
         }
         if exception := exception_text(record):
-            told["exception"] = exception
+            line["exception"] = exception
         if record.stack_info:
-            told["stack"] = without_secrets(record.stack_info)
+            line["stack"] = without_secrets(record.stack_info)
         for name, value in vars(record).items():
             if name not in _PLAIN:
-                told.setdefault(without_secrets(name), without_secrets_in(value, name))
-        return json_text(told)
+                line.setdefault(without_secrets(name), without_secrets_in(value, name))
+        return json_text(line)
 
 
 def _about(record: logging.LogRecord) -> dict[str, Any]:

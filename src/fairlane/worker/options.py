@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Literal, get_args
+from typing import Literal
 
 from fairlane.clock import duration_of, microseconds
 from fairlane.errors import ConfigurationError
@@ -18,7 +18,7 @@ Traces = Literal["linked", "nested"]
 
 MOST_SLOTS = 10_000
 MOST_PROCESSES = 1_000
-_SHARE = re.compile(r"(?P<name>[^=:\s]+)(=(?P<weight>[0-9.]+))?(:(?P<min>\d+)?-(?P<max>\d+)?)?\Z")
+_SHARE = re.compile(r"(?P<name>[^=:\s]+)(=(?P<weight>\d+(\.\d+)?))?(:(?P<min>\d+)?-(?P<max>\d+)?)?\Z")
 
 
 @known_options
@@ -37,7 +37,11 @@ class QueueShare:
         what = f"queues: {shown(self.name)}"
         if not self.name.strip():
             raise ConfigurationError(f"{what} is no name of a queue; give one, such as 'webhooks'")
-        _weight(what, self.weight)
+        check_value(what, "weight", self.weight, float)
+        if not 1e-3 <= self.weight <= 1e6:
+            raise ConfigurationError(
+                f"{what}: weight={shown(self.weight)} is not a number between 0.001 and 1,000,000; give one"
+            )
         _whole(f"{what}: min_slots", self.min_slots, 0, MOST_SLOTS)
         if self.max_slots is not None:
             _whole(f"{what}: max_slots", self.max_slots, max(1, self.min_slots), MOST_SLOTS)
@@ -53,7 +57,7 @@ class QueueShare:
             )
         return cls(
             name=found["name"],
-            weight=_number(text, found["weight"] or "1"),
+            weight=float(found["weight"] or 1),
             min_slots=int(found["min"] or 0),
             max_slots=int(found["max"]) if found["max"] else None,
         )
@@ -117,23 +121,23 @@ class WorkerOptions:
         ):
             if (value := getattr(self, setting)) is not None or setting not in ("prefetch", "metrics_port"):
                 _whole(setting, value, fewest, most)
-        for setting, known in (("order", Order), ("traces", Traces)):
-            one, other = get_args(known)
-            if (value := getattr(self, setting)) not in (one, other):
-                raise ConfigurationError(f"{setting}={shown(value)} is unknown; use {one!r} or {other!r}")
-        check_value("worker", "name", self.name, str | None)
-        check_value("worker", "command", self.command, Sequence[str])
+        for setting, kind in (
+            ("order", Order),
+            ("traces", Traces),
+            ("name", str | None),
+            ("command", Sequence[str]),
+            ("metrics_host", str),
+            ("metrics_fleet", bool),
+        ):
+            check_value("worker", setting, getattr(self, setting), kind)
         object.__setattr__(self, "command", tuple(self.command))
         if self.processes > 1 and not self.command:
             raise ConfigurationError(
                 f"processes={self.processes} needs the command that starts one; run `fairlane worker --processes "
                 f"{self.processes}`, which has it"
             )
-        check_value("worker", "metrics_host", self.metrics_host, str)
         if not self.metrics_host.strip():
             raise ConfigurationError(f"metrics_host={self.metrics_host!r} is not an address; give one, or leave it out")
-        if not isinstance(self.metrics_fleet, bool):
-            raise ConfigurationError(f"metrics_fleet={shown(self.metrics_fleet)} is neither True nor False; give one")
         for setting, least, longest in (
             ("lease", "100ms", "1d"),
             ("drain_timeout", "0s", "7d"),
@@ -159,7 +163,7 @@ class WorkerOptions:
 
     @property
     def shares_of_all(self) -> tuple[QueueShare, ...]:
-        """What each process is told to give to a queue, added up."""
+        """What each process gives to a queue, added up."""
         many = self.processes
         return tuple(
             replace(each, min_slots=each.min_slots * many, max_slots=each.max_slots and each.max_slots * many)
@@ -193,28 +197,13 @@ def _check_slots(shares: Sequence[QueueShare], concurrency: int) -> None:
     reserved = sum(share.min_slots for share in shares)
     if reserved > concurrency:
         raise ConfigurationError(f"queues: their min_slots add up to {reserved}, more than concurrency={concurrency}")
-    if len(shares) > 1 and reserved == concurrency:
-        for share in shares:
-            if share.min_slots == 0:
-                raise ConfigurationError(
-                    f"queues: the min_slots of the others leave {share.name!r} no slot of concurrency={concurrency}"
-                )
+    for share in shares:
+        if share.min_slots == 0 and reserved == concurrency:
+            raise ConfigurationError(
+                f"queues: the min_slots of the others leave {share.name!r} no slot of concurrency={concurrency}"
+            )
 
 
 def _whole(setting: str, value: object, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigurationError(f"{setting}={shown(value)} is not a whole number from {least:,} to {most:,}; give one")
-
-
-def _weight(what: str, weight: object) -> None:
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 1e-3 <= weight <= 1e6:
-        raise ConfigurationError(
-            f"{what}: weight={shown(weight)} is not a number between 0.001 and 1,000,000; give one"
-        )
-
-
-def _number(text: str, number: str) -> float:
-    try:
-        return float(number)
-    except ValueError:
-        raise ConfigurationError(f"queues: {text!r}: {number!r} is not a weight") from None

@@ -37,11 +37,13 @@ from fairlane.job import Claim
 from fairlane.scheduler.settlement import Settlement
 from fairlane.store.stats_values import BlockedLoop
 from fairlane.task import Task
+from fairlane.waits import first_of
 from fairlane.worker.runs import Stop
 
 if TYPE_CHECKING:
     from fairlane.worker.execution import Run
 
+STOPS = (signal.SIGTERM, signal.SIGINT)
 EXIT_ORPHANED = 4
 ORPHANED_LOOK = 0.1
 """Seconds between two checks whether a process that should end by itself has begun something."""
@@ -71,6 +73,13 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def leave_signals_to_the_worker() -> None:
+    """A Ctrl-C at the terminal reaches child processes too, and so does the SIGTERM that a supervisor sends to all
+    processes of a service. Whether they go on is the worker's decision."""
+    for each in STOPS:
+        signal.signal(each, lambda *_: None)  # not ignored: what a task starts would ignore them as well
+
+
 def command_of_worker(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "fairlane.cli", "worker", *arguments]
 
@@ -83,7 +92,6 @@ def how(code: int | None) -> str:
     return f"exit code {code}"
 
 
-HEEDED_BY_THE_WORKER = (signal.SIGINT, signal.SIGTERM)
 ENDS_WITHIN = 2.0
 """Seconds for an idle child to end by itself."""
 
@@ -102,7 +110,7 @@ class Child:
         # A signal to the whole group, such as Ctrl-C, must not end it while it is being imported: it is blocked until
         # there is a handler for it. The tracker comes first, as starting it unblocks signals.
         resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED_BY_THE_WORKER)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         try:
             self._process.start()
         finally:
@@ -145,8 +153,10 @@ class Child:
 class ProcessPool:
     """As many children as are needed at once, up to the number of CPUs."""
 
-    def __init__(self, most: int | None = None) -> None:
-        self._places = asyncio.Semaphore(most or _processors())
+    def __init__(self) -> None:
+        # Processors that this process may use: a container may have fewer than the machine.
+        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._places = asyncio.Semaphore(usable)
         self._idle: list[Child] = []
 
     @contextlib.asynccontextmanager
@@ -170,20 +180,12 @@ class ProcessPool:
         self._idle.clear()
 
 
-def _processors() -> int:
-    # Those that this process may use: a container may have fewer than the machine.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 # In the child.
 
 
 def _serve(pipe: Connection) -> None:
-    # A Ctrl-C at the terminal reaches us too, and so does the SIGTERM of a supervisor that tells all processes of a
-    # service. Whether we go on is the worker's decision. Not ignored: what a task starts would ignore them as well.
-    for each in HEEDED_BY_THE_WORKER:
-        signal.signal(each, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEEDED_BY_THE_WORKER)
+    leave_signals_to_the_worker()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     is_busy = False
     die_with(pipe.fileno(), lambda: is_busy)
     while True:
@@ -211,17 +213,13 @@ def _answer(request: bytes) -> bytes:
     except BaseException as error:
         # What was raised, with where it was raised: a traceback does not travel.
         error.add_note(f"in the process of the task:\n{''.join(traceback.format_tb(error.__traceback__)[1:]).rstrip()}")
-        return _told(error)
-
-
-def _told(error: BaseException) -> bytes:
-    try:
-        told = pickle.dumps((None, error))
-        pickle.loads(told)  # an error whose constructor takes other arguments can be written, and not be read
-    except Exception:
-        lines = "".join(traceback.format_exception_only(error)).strip()
-        return pickle.dumps((None, RuntimeError(f"the task raised what cannot be sent: {lines}")))
-    return told
+        try:
+            pickled = pickle.dumps((None, error))
+            pickle.loads(pickled)  # an error whose constructor takes other arguments can be written, and not be read
+        except Exception:
+            lines = "".join(traceback.format_exception_only(error)).strip()
+            return pickle.dumps((None, RuntimeError(f"the task raised what cannot be sent: {lines}")))
+        return pickled
 
 
 LENGTH = 4
@@ -392,9 +390,16 @@ class Mate:
     """The worker's end: one process, and what was handed to it."""
 
     def __init__(
-        self, command: Sequence[str], slots: int, hear: Callable[[Mate, Began | Ended | Blocked], None]
+        self,
+        command: Sequence[str],
+        slots: int,
+        hear: Callable[[Mate, Began | Ended | Blocked], None],
+        *,
+        is_spare: bool = False,
     ) -> None:
         self.slots = slots
+        self.is_spare = is_spare
+        """It only runs jobs that must run alone."""
         self.runs: dict[UUID, Run] = {}
         """What it was handed and has not ended, by job."""
         self.revoked: dict[UUID, int] = {}
@@ -411,7 +416,7 @@ class Mate:
         self._box: BlackBox | None = None
         self._line: Line | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._ready = asyncio.get_running_loop().create_future()
+        self._ready = asyncio.Event()
 
     @property
     def pid(self) -> int:
@@ -420,7 +425,7 @@ class Mate:
     @property
     def is_ready(self) -> bool:
         """Whether a job could begin there at once."""
-        return self._ready.done() and self._process is not None and self._process.returncode is None
+        return self._ready.is_set() and self._process is not None and self._process.returncode is None
 
     @property
     def is_blocked(self) -> bool:
@@ -430,12 +435,12 @@ class Mate:
     @property
     def free(self) -> int:
         """How many more jobs it may be handed."""
-        return 0 if self.revoked or self.is_alone else self.slots - len(self.runs)
+        return self.capacity - len(self.runs)
 
     @property
     def capacity(self) -> int:
         """How many jobs it can hold now."""
-        return len(self.runs) if self.revoked or self.is_alone else self.slots
+        return len(self.runs) if self.revoked or self.is_alone or self.is_spare else self.slots
 
     async def start(self) -> None:
         """Start the process and wait until it is ready for jobs. Raises `OSError` if it cannot be started."""
@@ -455,7 +460,7 @@ class Mate:
         spawning.add_done_callback(lambda _: theirs.close())
         try:
             self._process = await asyncio.shield(spawning)
-            await self._ready_or_ended(self._process)
+            await first_of(self._ready.wait(), self._process.wait())
         except OSError:
             self.close()
             raise
@@ -465,26 +470,19 @@ class Mate:
             await self.gone()
             self.close()
             raise
-        if not self._ready.done():
+        if not self._ready.is_set():
             ending = await self.gone()
             self.close()
             raise ChildProcessError(f"it died while it started ({ending})")
-
-    async def _ready_or_ended(self, process: asyncio.subprocess.Process) -> None:
-        ended = asyncio.ensure_future(process.wait())
-        try:
-            await asyncio.wait({self._ready, ended}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ended.cancel()
 
     def _hear(self, body: bytes) -> None:
         news = _decode_news(body)
         if isinstance(news, Blocked):
             self.block = msgspec.structs.replace(news.block, pid=self.pid)
-        if not isinstance(news, Ready):
+        if isinstance(news, Ready):
+            self._ready.set()
+        else:
             self._hear_news(self, news)
-        elif not self._ready.done():
-            self._ready.set_result(None)
 
     def send(self, order: Order) -> None:
         if self._line is not None:
@@ -533,84 +531,6 @@ class Mate:
             self._box = None
 
 
-class Gone(msgspec.Struct, frozen=True):
-    """The process died."""
-
-    how: str
-    had_begun: bool
-    """Whether its handler had been called."""
-
-
-class LoneProcess:
-    """A process for one job at a time, started when it is needed and kept for the next job."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = command
-        self._mate: Mate | None = None
-        self._on_begin: Callable[[int], None] = lambda at: None
-        self._ended: asyncio.Future[End] | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a job could begin there at once."""
-        return self._mate is not None and self._mate.is_ready
-
-    async def start(self) -> None:
-        """Start the process if there is none. Raises `OSError` if it cannot be started."""
-        if self.is_ready:
-            return
-        if self._mate is not None:
-            self._mate.close()
-        self._mate = Mate(self._command, 1, self._hear)
-        await self._mate.start()
-
-    @property
-    def block(self) -> BlockedLoop | None:
-        """What blocks its event loop, or last blocked it."""
-        return None if self._mate is None else self._mate.block
-
-    def _hear(self, _mate: Mate, news: Began | Ended | Blocked) -> None:
-        if isinstance(news, Began):
-            self._on_begin(news.at)
-        elif isinstance(news, Ended) and self._ended is not None and not self._ended.done():
-            self._ended.set_result(news.jobs[0])
-
-    async def run(self, begin: Begin, on_begin: Callable[[int], None]) -> End | Gone:
-        """Run this job there: what became of it, or how the process died. `on_begin` hears when it is called."""
-        assert self._mate is not None
-        mate, self._on_begin = self._mate, on_begin
-        ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
-        self._ended = ended
-        mate.send(begin)
-        gone = asyncio.ensure_future(mate.gone())
-        waits: set[asyncio.Future[Any]] = {ended, gone}
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not gone.done():
-                gone.cancel()
-        if ended.done():
-            return ended.result()
-        self._mate = None
-        noted = mate.begun()
-        mate.close()
-        return Gone(gone.result(), begin.jobs[0].claim.id in noted)
-
-    def interrupt(self, job: UUID, reason: Stop) -> None:
-        """Ask what runs to stop. A claim that is gone is nobody's any more: the process goes with it."""
-        if self._mate is None:
-            return
-        if reason is Stop.GONE:
-            self._mate.kill()
-        else:
-            self._mate.send(Interrupt(job, reason))
-
-    async def leave(self, within: float) -> None:
-        """End the process, if there is one."""
-        if self._mate is not None:
-            await self._mate.leave(within)
-
-
 ENTRY = 17
 """A job's id and what it does."""
 NOTHING = bytes(ENTRY)
@@ -621,7 +541,7 @@ class Noted(IntEnum):
 
     RUNS = 1
     ENDED = 2
-    """It has ended, and the worker has not been told yet."""
+    """It has ended, and the worker does not know it yet."""
     RUNS_ELSEWHERE = 3
     """In a process of its own: whatever kills this one, it was not this job."""
 

@@ -15,6 +15,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from types import TracebackType
@@ -61,12 +62,12 @@ from fairlane.scheduler.settlement import (
 from fairlane.store import records
 from fairlane.store.protocol import Landings, Store
 from fairlane.task import LONGEST_DELAY, Call, Enqueued, Task
-from fairlane.waits import Outage, back_off, pause
+from fairlane.waits import Outage, back_off, first_of, pause
 
 if TYPE_CHECKING:
     from fairlane.worker.claims import QueueSlots, Slots
     from fairlane.worker.execution import Execution
-    from fairlane.worker.instruments import Watching
+    from fairlane.worker.reports import Watching
     from fairlane.worker.runtime import Runtime
 
 log = logging.getLogger("fairlane.worker")
@@ -108,25 +109,23 @@ class Home(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class RunningJob:
     """One claim whose handler has been called or is about to be."""
 
-    __slots__ = ("args", "claim", "effects", "home", "kwargs", "late", "may_be_settled", "started_at", "stop", "task")
-
-    def __init__(self, home: Home, claim: Claim, task: Task[..., Any], args: Any, kwargs: Any) -> None:
-        self.home = home
-        self.claim = claim
-        self.task = task
-        self.args = args
-        self.kwargs = kwargs
-        self.started_at = 0
-        """By the monotonic clock; 0 until user code begins."""
-        self.stop: Stop | None = None
-        self.effects = NOTHING
-        self.may_be_settled = False
-        """Its handler has settled it in its own transaction; only the database knows whether that was committed."""
-        self.late = 0
-        """Effects that were added since then."""
+    home: Home
+    claim: Claim
+    task: Task[..., Any]
+    args: Any
+    kwargs: Any
+    started_at: int = field(init=False, default=0)
+    """By the monotonic clock; 0 until user code begins."""
+    stop: Stop | None = field(init=False, default=None)
+    effects: StampedEffects = field(init=False, default=NOTHING)
+    may_be_settled: bool = field(init=False, default=False)
+    """Its handler has settled it in its own transaction; only the database knows whether that was committed."""
+    late: int = field(init=False, default=0)
+    """Effects that were added since then."""
 
     async def ack(self, value: Any, tx: Any) -> Landed:
         """Settle the job as done, with its effects, in its handler's transaction."""
@@ -190,12 +189,9 @@ def settlement_of(run: RunningJob, outcome: Outcome, ran: int) -> Settlement:
         settlement = msgspec.structs.replace(settlement, error=redactor.error(settlement.error, run.claim))
     if settlement.effects is None:
         return settlement
-
-    def if_refused() -> Settlement:
-        failed = Failed("its effects were refused", run.task.options.backoff.delay(run.claim.attempt, 0.5))
-        return settle(run.claim, failed, ran)
-
-    return msgspec.structs.replace(settlement, late_effects=run.late, fallback=if_refused)
+    is_last = run.claim.attempt >= run.claim.max_attempts
+    retry_after = None if is_last else run.task.options.backoff.delay(run.claim.attempt, 0.5)
+    return msgspec.structs.replace(settlement, late_effects=run.late, retry_after=retry_after)
 
 
 LONGEST_ERROR = 8_000
@@ -295,7 +291,7 @@ def describe(error: BaseException) -> str:
     """The error in one line, then where it came from."""
     first = summary(error)
     frames = "".join(traceback.format_tb(users_frames(error.__traceback__)))
-    # Before it is cut: half of a secret could not be told from other text.
+    # Before it is cut: half of a secret would not be recognized.
     text = without_secrets(storable(f"{first}\n\n{frames}".rstrip()))
     if len(text) <= LONGEST_ERROR:
         return text
@@ -527,8 +523,7 @@ class Settling:
             else:
                 kept.append(each)
         self._pending = kept
-        if not self._in_flight:
-            self._note_if_empty()
+        self._note_if_empty()
 
     async def run(self, execution: Execution | None = None, slots: Slots | None = None) -> None:
         """Record outcomes, waiting for others that are about to end in this execution. The queues of these slots are
@@ -545,35 +540,27 @@ class Settling:
                 if (rest := execution.rest) > 0:
                     await asyncio.sleep(rest)
             self._in_flight, self._pending = self._pending[: self._most], self._pending[self._most :]
+            queues, began = set(self._queues), self._loop.time()
+            if not self._pending:
+                self._queues.clear()
+            jobs = {each.job for each in self._in_flight}
             try:
-                await self._record_in_flight(slots)
+                await self._record(self._in_flight, was_tried=not jobs.isdisjoint(self._tried | self._sent))
             except StoreUnavailable:
+                self._queues |= queues
                 self._put_back()
                 refusals += 1
                 await asyncio.sleep(back_off(refusals))
-            else:
-                refusals = 0
-
-    async def _record_in_flight(self, slots: Slots | None) -> None:
-        queues = set(self._queues)
-        if not self._pending:
-            self._queues.clear()
-        began = self._loop.time()
-        jobs = {each.job for each in self._in_flight}
-        try:
-            await self._record(self._in_flight, was_tried=not jobs.isdisjoint(self._tried | self._sent))
-        except StoreUnavailable:
-            self._queues |= queues
-            raise
-        self._most = min(self._most * 2, AT_ONCE)
-        self._tried -= jobs
-        self._sent -= jobs
-        if self._watching is not None:
-            self._watching.settled(len(self._in_flight), self._loop.time() - began)
-        self._in_flight = ()
-        self._note_if_empty()
-        if slots is not None:
-            slots.look_after_settling(queues)
+                continue
+            refusals, self._most = 0, min(self._most * 2, AT_ONCE)
+            self._tried -= jobs
+            self._sent -= jobs
+            if self._watching is not None:
+                self._watching.settled(len(self._in_flight), self._loop.time() - began)
+            self._in_flight = ()
+            self._note_if_empty()
+            if slots is not None:
+                slots.look_after_settling(queues)
 
     def _put_back(self) -> None:
         """Keep outcomes until they are recorded: in smaller batches, and refused ones behind the others, so that one
@@ -584,7 +571,7 @@ class Settling:
         self._in_flight = ()
 
     def _note_if_empty(self) -> None:
-        if not self._pending:
+        if not self._pending and not self._in_flight:
             self._arrived.clear()
             self._empty.set()
 
@@ -638,22 +625,21 @@ class Settling:
     async def _refused(self, settlement: Settlement, error: Exception, *, was_tried: bool) -> None:
         """The database refuses it for good. If its effects are to blame, the attempt is recorded as failed instead."""
         self._landed.pop(settlement.job, None)
-        if settlement.fallback is None or not isinstance(error, InvalidJob):
+        if not isinstance(error, InvalidJob) or not settlement.effects:
             self.given_up += 1
             words = ": its outcome (%s) could not be recorded; it runs again when its lease has ended"
             log_job(log, logging.CRITICAL, settlement.job, words, settlement.outcome, error=error)
             return
-        instead = settlement.fallback()
+        instead = settlement.if_effects_refused(f"its effects were refused: {error_text(error)}")
         is_dead = instead.to is State.DEAD
         self.refused["dead" if is_dead else "to be retried"] += 1
         then = "the job is dead" if is_dead else f"next attempt in {lasting((instead.delay or 0) / SECOND)}"
         words = ": its effects were refused, so this attempt has failed; %s: %s"
         log_job(log, logging.ERROR, settlement.job, words, then, error)
-        reason = f"{instead.error}: {error_text(error)}"
-        await self._record([msgspec.structs.replace(instead, error=reason)], was_tried=was_tried)
+        await self._record([instead], was_tried=was_tried)
 
     def _tell_of_effects(self, settlement: Settlement, conflicts: dict[UUID, Conflict] | None) -> None:
-        """Log effects that were not stored: the handler has returned, and cannot be told."""
+        """Log effects that were not stored: the handler has returned, so it cannot be raised there."""
         if conflicts is None:
             words = ": %d effects were not stored: they were added after the job was settled in a transaction"
             log_job(log, logging.WARNING, settlement.job, words, settlement.late_effects)
@@ -677,12 +663,10 @@ class Leases:
     """Renews the leases of this worker, and stops runs whose leases are gone."""
 
     def __init__(self, runtime: Runtime, execution: Execution, settling: Settling) -> None:
-        self._store = runtime.store
+        self._runtime = runtime
         self._execution = execution
         self._settling = settling
-        self._outage = runtime.outage
         self._clock = runtime.clock
-        self._watching = runtime.watching
         self._lease = runtime.options.time("lease")
         self._every = microseconds(self._lease) // RENEWALS
         self._look = asyncio.Event()
@@ -735,13 +719,7 @@ class Leases:
 
     async def _next(self) -> None:
         """Wait for a third of the lease, or until a check is wanted, but never check twice within a moment."""
-        looking = asyncio.ensure_future(self._look.wait())
-        waiting = asyncio.ensure_future(pause(self._clock, self._every))
-        try:
-            await asyncio.wait({looking, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            looking.cancel()
-            waiting.cancel()
+        await first_of(self._look.wait(), pause(self._clock, self._every))
         if self._look.is_set() and (early := self._looked_at + SHORTEST_LOOK - self._loop_time()) > 0:
             await asyncio.sleep(early)
         self._look.clear()
@@ -754,15 +732,13 @@ class Leases:
         async with self._renewing:
             # Noted before the call: time that passes during it is not covered by it.
             self._kept_at = self._clock.monotonic()
-            await self._renew_all()
-
-    async def _renew_all(self) -> None:
-        leases = sorted(self.held())
-        if not leases:
-            return
-        renewed = await self._outage.ride_out(lambda: self._store.renew(leases, self._lease), "renewing leases")
+            leases = sorted(self.held())
+            if not leases:
+                return
+            store = self._runtime.store
+            renewed = await self._runtime.outage.ride_out(lambda: store.renew(leases, self._lease), "renewing leases")
         gone = set(renewed.gone)
-        self._watching.renewed(len(leases), len(gone))
+        self._runtime.watching.renewed(len(leases), len(gone))
         if gone:
             self._settling.let_go(gone)
             self._stop({run.claim.id for run in self._execution.held() if run.claim.lease in gone}, gone)
@@ -776,13 +752,14 @@ class Leases:
         pairs = [(run.claim.id, run.claim.lease) for run in self._execution.held()]
         if not pairs:
             return
-        held = set(await self._outage.ride_out(lambda: self._store.run(records.held(pairs)), "checking claims"))
+        store = self._runtime.store
+        held = set(await self._runtime.outage.ride_out(lambda: store.run(records.held(pairs)), "checking claims"))
         self._stop({job for job, _ in pairs if job not in held}, {lease for _, lease in pairs})
 
     def _stop(self, jobs: set[UUID], leases: set[UUID]) -> None:
         lost = [run for run in self._execution.find(jobs) if run.claim.lease in leases]
         missed = [run.claim.id for run in lost if self._execution.misses(run)]
         if missed:
-            self._watching.claims_lost(missed, "lease gone")
+            self._runtime.watching.claims_lost(missed, "lease gone")
         for run in lost:
             self._execution.interrupt(run, Stop.GONE)

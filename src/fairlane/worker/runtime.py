@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairlane.clock import Clock
 from fairlane.enqueue import Stamp
-from fairlane.errors import WorkerDied
 from fairlane.redaction import error_text
 from fairlane.store.protocol import Retention, Store, WorkerIdentity
 from fairlane.task import Registry
@@ -22,10 +21,10 @@ from fairlane.telemetry.telemetry import Telemetry
 from fairlane.waits import Outage, StoreTime
 
 if TYPE_CHECKING:
-    from fairlane.cron.runner import Firing
+    from fairlane.cron.schedules import Firing
     from fairlane.worker.claims import Slots
-    from fairlane.worker.instruments import Watching
     from fairlane.worker.options import WorkerOptions
+    from fairlane.worker.reports import Watching
     from fairlane.worker.runs import Middleware
     from fairlane.worker.watchdog import WaitedFor
 
@@ -78,7 +77,8 @@ class Supervisor:
         self._cancel = cancel
         self._on_death = on_death
         self._loops: dict[str, asyncio.Task[None]] = {}
-        self._told_to_stop: set[str] = set()
+        self.may_end: set[str] = set()
+        """Loops whose end is no fault."""
         self.causes: dict[str, str] = {}
         self.died = asyncio.Event()
 
@@ -89,7 +89,7 @@ class Supervisor:
 
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        if name in self._told_to_stop and error is None:
+        if name in self.may_end and error is None:
             return
         self.causes[name] = error_text(error) if error else "it ended without being told to"
         # A cancellation that did not come from us is the end of the whole event loop, not a fault of this one.
@@ -101,14 +101,10 @@ class Supervisor:
     async def stop(self, *names: str) -> None:
         """Cancel these loops and wait until they are gone."""
         tasks = [self._loops[name] for name in names if name in self._loops]
-        self._told_to_stop.update(names)
+        self.may_end.update(names)
         for task in tasks:
             self._cancel(task)
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    def let_end(self, name: str) -> None:
-        """This loop was told to end by itself."""
-        self._told_to_stop.add(name)
 
     async def finish(self, name: str) -> None:
         """Wait until this loop has ended."""
@@ -119,11 +115,6 @@ class Supervisor:
         return {
             name: self.causes.get(name) or ("ended" if task.done() else "running") for name, task in self._loops.items()
         }
-
-    def raise_if_died(self) -> None:
-        if self.causes:
-            told = "; ".join(f"{name}: {cause}" for name, cause in self.causes.items())
-            raise WorkerDied(f"a loop of this worker died, and the worker with it ({told})")
 
 
 class Troubles:

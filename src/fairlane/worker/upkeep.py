@@ -50,9 +50,9 @@ async def reap_leases(runtime: Runtime, before: Callable[[], Awaitable[int]]) ->
             log.warning("the database's clock was set forward; expired leases are left for a while, to be renewed")
             await pause(clock, lease // RENEWALS + lease // 6)
             continue
-        # Leases that ended while the database was away are not those of the dead: who lives renews them first.
+        # Leases that ended while the database was away may belong to live workers, which renew them first.
         await outage.others_are_back()
-        # Should the clock be set forward just now, this tells which leases have ended without that.
+        # Leases that end by then have ended even without a step of the clock that happens just now.
         offset = runtime.time.offset
         ended_by = clock.monotonic() + offset + SECOND
         try:
@@ -78,7 +78,7 @@ async def _reap(store: Store, ended_by: Instant | None = None) -> Reaped:
     for settlement in reaped.settled:
         job, state = settlement.job, settlement.to
         level = logging.ERROR if state is State.DEAD else logging.WARNING
-        # Its worker may have died, or be alive and have stood still: nobody knows here.
+        # Its worker may have died, or have been suspended: that is not known here.
         words = " (%s): its lease ran out, its worker did not renew it; it is now %s"
         log_job(log, level, job, words, reaped.tasks[job], state)
     return reaped
@@ -95,12 +95,11 @@ async def remove_idle_state(runtime: Runtime) -> None:
     """Forget lanes, flows and gates that nothing needs any more."""
 
     async def all_queues() -> Pruned:
-        found = [
-            await runtime.outage.ride_out(partial(runtime.store.collect, name, AT_ONCE), "collecting")
-            for name in list(runtime.slots.queues)  # it may grow meanwhile
-        ]
-        removed = sum(each.lanes + each.flows + each.gates for each in found)
-        return Pruned(removed, more=any(each.more for each in found))
+        removed, more = 0, False
+        for name in list(runtime.slots.queues):  # it may grow meanwhile
+            each = await runtime.outage.ride_out(partial(runtime.store.collect, name, AT_ONCE), "collecting")
+            removed, more = removed + each.lanes + each.flows + each.gates, more or each.more
+        return Pruned(removed, more=more)
 
     await _sweep(runtime.clock, BETWEEN_STRETCHES, all_queues)
 
@@ -135,21 +134,24 @@ async def keep_up(store: Store, retention: Retention, queues: Sequence[str]) -> 
     reaped = await _reap(store)
     pruned = await store.prune(retention, AT_ONCE)
     known = await store.run(records.queues())
-    is_partial = [len(reaped.settled) >= AT_ONCE, pruned.more]
+    more = len(reaped.settled) >= AT_ONCE or pruned.more
     for name in [name for name in known if whole_of(name) in queues]:
-        is_partial.append((await store.collect(name, AT_ONCE)).more)
-        behind, passes = True, 0
-        while behind and (passes := passes + 1) <= PASSES_AT_MOST:
-            behind = (await store.tally(name)).more
-        is_partial.append(behind)
+        more = (await store.collect(name, AT_ONCE)).more or more
+        for _ in range(PASSES_AT_MOST):
+            if not (await store.tally(name)).more:
+                break
+        else:
+            more = True
         for _ in range(PASSES_AT_MOST):
             counted = await store.run(upkeep.count_gates(name, AT_ONCE))
             if counted.found:
                 await _recount(store, name)
             if not counted.more:
                 break
-    is_partial += [await rehome(store, name, await place_of(store, name)) for name in queues if name in known]
-    return any(is_partial)
+    for name in queues:
+        if name in known:
+            more = await rehome(store, name, await place_of(store, name)) or more
+    return more
 
 
 async def _sweep(clock: Clock, rest: int, once: Callable[[], Awaitable[Pruned]]) -> None:

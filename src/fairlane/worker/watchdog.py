@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -49,7 +49,7 @@ TICK = 0.25
 """Seconds between two heartbeats, and between two checks of them."""
 MISSED = 4
 """Heartbeats. Checks are counted, not time: a process that was suspended has missed none."""
-TOLD_FOR = 10 * 60 * SECOND
+REPORTED_FOR = 10 * 60 * SECOND
 """How long a block is still reported once it is over."""
 NAMED = 10
 """How many other jobs on a blocked loop are named."""
@@ -68,7 +68,7 @@ class LongRuns:
         self._waited_for = waited_for
         self._asked_at: int | None = None
         self._limits: Mapping[UUID, str] = {}
-        self._told: set[UUID] = set()
+        self._logged: set[UUID] = set()
         self.found: list[LongRun] = []
 
     async def keep_looking(self) -> None:
@@ -85,20 +85,19 @@ class LongRuns:
     async def look(self) -> None:
         """Find them, and log each once."""
         running = [run for run in tuple(self._execution.running) if run.started_at and run.stop is not Stop.GONE]
-        old = [run for run in running if self._is_old(run)]
+        old = [
+            run
+            for run in running
+            if self._execution.ran(run) >= min(run.task.timeout or self._at_least, self._at_least)
+        ]
         old.sort(key=lambda run: run.started_at)
         await self._ask([run.claim for run in old[:LONG_RUNS_AT_MOST]])
         found = [(run, each) for run in old if (each := self._long_run(run)) is not None][:LONG_RUNS_AT_MOST]
         self.found = [each for _, each in found]
         for run, each in found:
-            if run.claim.id not in self._told:
+            if run.claim.id not in self._logged:
                 log.warning("%s", self._words(run, each), extra={"claim": run.claim})
-        self._told = {run.claim.id for run, _ in found}
-
-    def _is_old(self, run: Run) -> bool:
-        timeout = run.task.timeout
-        least = self._at_least if timeout is None else min(timeout, self._at_least)
-        return self._execution.ran(run) >= least
+        self._logged = {run.claim.id for run, _ in found}
 
     async def _ask(self, claims: Sequence[Claim]) -> None:
         now = self._clock.monotonic()
@@ -188,11 +187,11 @@ class Watchdog:
         """What blocks this event loop and those of child processes now, the longest first; then the last block that
         ended within the last minutes."""
         blocks = [each for each in (self._block, *self._execution.blocks()) if each is not None]
-        since = self._execution.time.now() - TOLD_FOR
-        ended = [(each.until, each) for each in blocks if each.until is not None and each.until >= since]
+        since = self._execution.time.now() - REPORTED_FOR
+        ended = [each for each in blocks if each.until is not None and each.until >= since]
         return [
             *sorted([each for each in blocks if each.until is None], key=lambda each: each.since),
-            *[each for _, each in sorted(ended, key=lambda each: each[0])[-1:]],
+            *sorted(ended, key=lambda each: each.until or 0)[-1:],
         ]
 
     def _beat(self) -> None:
@@ -225,8 +224,8 @@ class Watchdog:
             since=self._execution.time.now() - round((time.monotonic() - began) * SECOND),
             job=None if run is None else str(run.claim.id),
             task=None if run is None else run.claim.task,
-            where=" > ".join(_frames(sys._current_frames().get(self._execution.thread))),
-            beside=[str(each.claim.id) for each in self._others_on_the_loop(run)[:NAMED]],
+            where=_frames(sys._current_frames().get(self._execution.thread)),
+            beside=[str(each.claim.id) for each in self._on_the_loop() if each is not run][:NAMED],
         )
         extra = None if run is None else {"claim": run.claim}
         log.warning("%s", self._words(block, time.monotonic() - began), extra=extra)
@@ -264,12 +263,12 @@ class Watchdog:
         found = context.get(current_run)
         return found if isinstance(found, Run) else None
 
-    def _others_on_the_loop(self, culprit: Run | None) -> list[Run]:
+    def _on_the_loop(self) -> list[Run]:
         running = tuple(self._execution.running)
-        return [run for run in running if run.started_at and run.task.is_async and run is not culprit]
+        return [run for run in running if run.started_at and run.task.is_async and run.mate is None]
 
     def _words(self, block: BlockedLoop, seconds: float) -> str:
-        others = len(self._others_on_the_loop(None)) - (block.job is not None)
+        others = len(self._on_the_loop()) - (block.job is not None)
         still = f"; {others} other {'job stands' if others == 1 else 'jobs stand'} still" if others > 0 else ""
         return (
             f"the event loop has been blocked for {seconds:.1f} s by {_who(block)}, at {block.where}{still}; blocking "
@@ -334,20 +333,15 @@ def _who(block: BlockedLoop) -> str:
     return "code of no known job" if block.job is None else f"job {block.job} ({block.task})"
 
 
-def _frames(frame: FrameType | None) -> Iterator[str]:
+def _frames(frame: FrameType | None) -> str:
     """The frames of user code, the outermost first: all that lie below the last of ours."""
-    if frame is None:
-        return
     found: list[str] = []
-    for each, line in traceback.walk_stack(frame):
-        if each.f_code.co_filename.startswith(OURS) and found:
+    for each, line in traceback.walk_stack(frame) if frame is not None else ():
+        path = each.f_code.co_filename
+        if path.startswith(OURS) and found:
             break
-        found.append(f"{each.f_code.co_name} ({_short(each.f_code.co_filename)}:{line})")
+        found.append(f"{each.f_code.co_name} ({os.sep.join(path.split(os.sep)[-2:])}:{line})")
     found.reverse()
     if len(found) > FRAMES:
         found[FRAMES // 2 : -FRAMES // 2] = ["…"]
-    yield from found
-
-
-def _short(path: str) -> str:
-    return os.sep.join(path.split(os.sep)[-2:])
+    return " > ".join(found)

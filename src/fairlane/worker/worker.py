@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import sys
 from collections import Counter
@@ -32,11 +31,10 @@ from fairlane.waits import Outage, StoreTime, first_of, pause
 from fairlane.worker.children import Crew, RunnerHost, serve
 from fairlane.worker.claims import Claiming, Slots
 from fairlane.worker.execution import Execution
-from fairlane.worker.instruments import Watching
 from fairlane.worker.options import WorkerOptions
-from fairlane.worker.processes import LoneProcess, die_with, die_with_parent
+from fairlane.worker.processes import STOPS, die_with, die_with_parent, leave_signals_to_the_worker
 from fairlane.worker.reports import EVERY as REPORTS_EVERY
-from fairlane.worker.reports import Health, keep_reporting, showing, take_back
+from fairlane.worker.reports import Health, Watching, keep_reporting, showing, take_back
 from fairlane.worker.runs import Leases, Settling, Stop, log_job
 from fairlane.worker.runtime import Program, Runtime, Supervisor, Troubles
 from fairlane.worker.upkeep import (
@@ -52,6 +50,8 @@ from fairlane.worker.watchdog import LongRuns, Rescue, Watchdog
 
 log = logging.getLogger("fairlane.worker")
 
+REPORTED = ("running", "waiting", "unsettled", "is_well", "is_stopping", "loops", "troubles")
+"""What the report of a worker takes from its health."""
 UPKEEP = ("reaping", "pruning", "collecting", "auditing", "firing", "following", "tallying", "messages")
 
 LEAVES_WITHIN, HURRIED_LEAVE = 10.0, 1.0
@@ -121,11 +121,9 @@ class Worker:
     def _executes(self) -> Callable[..., Execution]:
         """Makes what runs its claims."""
         options = self.options
-        if options.processes > 1:
+        if options.command:
             return partial(Crew, watching=self._watching, options=options, troubles=self.troubles)
-        return partial(
-            Execution, watching=self._watching, lone=LoneProcess(options.command) if options.command else None
-        )
+        return partial(Execution, watching=self._watching)
 
     def stop(self) -> None:
         """Drain and end. A second call ends without draining."""
@@ -159,13 +157,7 @@ class Worker:
             concurrency=options.slots,
             started_at=self._started_at,
             every=REPORTS_EVERY,
-            running=health.running,
-            waiting=health.waiting,
-            unsettled=health.unsettled,
-            is_well=health.is_well,
-            is_stopping=health.is_stopping,
-            loops=dict(health.loops),
-            troubles=dict(health.troubles),
+            **{each: getattr(health, each) for each in REPORTED},
             clock_offset=self._clock_offset,
             tasks=sorted(task.name for task in self._program.registry),
             unknown_tasks=self._execution.unknown_tasks(),
@@ -194,11 +186,13 @@ class Worker:
             finally:
                 self._stop.set()
                 await self._shut_down()
-        self._supervisor.raise_if_died()
+        if causes := self._supervisor.causes:
+            died = "; ".join(f"{name}: {cause}" for name, cause in causes.items())
+            raise WorkerDied(f"a loop of this worker died, and the worker with it ({died})")
 
     def _start_loops(self) -> None:
         start, runtime, program = self._supervisor.start, self._runtime, self._program
-        if isinstance(self._execution, Crew):
+        if isinstance(self._execution, Crew) and self.options.processes > 1:
             start("processes", self._execution.keep())
         start("settling", self._settling.run(self._execution, self._slots))
         start("leases", self._leases.run())
@@ -280,7 +274,7 @@ class Worker:
 
     async def _stop_claiming(self) -> None:
         self._watching.tell(WorkerStopping, running=len(self._execution.running))
-        self._supervisor.let_end("claiming")
+        self._supervisor.may_end.add("claiming")
         self._claiming.stop()
         self._execution.give_back_unstarted("its worker was stopped")
         if running := len(self._execution.running):
@@ -326,12 +320,13 @@ class Worker:
         log.info("worker %s has stopped%s%s", self.identity.name, after, self._what_it_ran())
 
     def _what_it_ran(self) -> str:
-        attempts, otherwise = self._execution.attempts, self._execution.ended_otherwise + self._settling.refused
-        if not attempts:
+        ended, refused = self._execution.ended, self._settling.refused
+        found = Counter({"done": ended["done"] - refused.total()})
+        found += Counter({what: count for what, count in ended.items() if what != "done"}) + refused
+        found += Counter({"still running": self.left_running})
+        if not found:
             return "; it ran no jobs"
-        done = attempts - otherwise.total() - self.left_running
-        found = {"done": done, **otherwise, "still running": self.left_running}
-        counts = ", ".join(f"{count:,} {what}" for what, count in found.items() if count)
+        attempts, counts = found.total(), ", ".join(f"{count:,} {what}" for what, count in found.items())
         return f"; it made {attempts:,} {'attempt' if attempts == 1 else 'attempts'}: {counts}"
 
 
@@ -341,7 +336,6 @@ def name_of_process() -> str:
 
 
 EXIT_WELL, EXIT_DIED, EXIT_UNSETTLED, EXIT_FORCED = 0, 1, 3, 130
-STOPS = (signal.SIGTERM, signal.SIGINT)
 HURRY_WITHIN = 3.0
 """Seconds for a process to say goodbye to the database after a second signal: it may not answer."""
 
@@ -382,13 +376,18 @@ async def _run(app: Host, options: WorkerOptions | None) -> tuple[Worker | None,
     for number in STOPS:
         loop.add_signal_handler(number, stopping.on_signal)
     try:
-        worker = await stopping.started()
-        if worker is None:
+        worker = await starting
+        if stopping.signals:
             return None, EXIT_WELL
+        stopping.worker = worker
         await worker.run()
+    except asyncio.CancelledError:
+        if stopping.worker is not None or stopping.signals < 2:
+            raise
+        return None, EXIT_WELL
     except WorkerDied as error:
         log.critical("%s", error)
-        return starting.result(), EXIT_DIED
+        return stopping.worker, EXIT_DIED
     finally:
         await app.close()
         for number in STOPS:
@@ -405,33 +404,21 @@ class _Stopping:
 
     def __init__(self, starting: asyncio.Future[Worker]) -> None:
         self._starting = starting
-        self._worker: Worker | None = None
-        self._signals = 0
-
-    async def started(self) -> Worker | None:
-        """The worker; `None` if it was stopped before it was ready."""
-        try:
-            worker = await self._starting
-        except asyncio.CancelledError:
-            if self._signals < 2:
-                raise
-            return None
-        if self._signals:
-            return None
-        self._worker = worker
-        return worker
+        self.worker: Worker | None = None
+        """The worker, once it has started."""
+        self.signals = 0
 
     def on_signal(self) -> None:
-        self._signals += 1
-        if self._signals > 2:
+        self.signals += 1
+        if self.signals > 2:
             os._exit(EXIT_FORCED)
-        log.info("asked to stop%s", "" if self._signals == 1 else ", at once")
-        if self._worker is not None:
-            self._worker.stop()
-            if self._signals == 2:
-                grace = 2 * self._worker.options.time("cancel_grace").total_seconds() if _is_busy(self._worker) else 0.0
-                asyncio.get_running_loop().call_later(HURRY_WITHIN + grace, self._leave_now, self._worker)
-        elif self._signals == 2:
+        log.info("asked to stop%s", "" if self.signals == 1 else ", at once")
+        if self.worker is not None:
+            self.worker.stop()
+            if self.signals == 2:
+                grace = 2 * self.worker.options.time("cancel_grace").total_seconds() if _is_busy(self.worker) else 0.0
+                asyncio.get_running_loop().call_later(HURRY_WITHIN + grace, self._leave_now, self.worker)
+        elif self.signals == 2:
             self._starting.cancel()
 
     def _leave_now(self, worker: Worker) -> None:
@@ -448,11 +435,9 @@ def run_mate(app: RunnerHost, options: WorkerOptions, descriptor: int, notes: in
     """Run jobs for the worker at the other end of this socket, until it says that there are no more, or dies."""
     die_with_parent()
     die_with(descriptor)
-    for number in STOPS:
-        # Whether we go on is the worker's decision. Not ignored: what a task starts would ignore them as well.
-        signal.signal(number, lambda *_: None)
+    leave_signals_to_the_worker()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        if runner.run(serve(app, options, descriptor, notes)).left_running:
+        if runner.run(serve(app, options, descriptor, notes)):
             _leave(EXIT_WELL)
 
 
