@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import SECOND, Instant, iso_text
+from fairlane.clock import SECOND, Instant
 from fairlane.errors import ConfigurationError
 from fairlane.job import ENGINES_MESSAGE, State, stored_in
 from fairlane.operations.requests import find_jobs
@@ -150,48 +149,3 @@ def _held(bound: BoundLimit, gauge: Gauge, count: int) -> Hold:
     origin = f", {gauge.origin.words}" if gauge.origin.words else ""
     words = f"{jobs.format(key_words(keys))} held by {gauge.in_force!r}{origin}"
     return Hold(gauge.reason, words, bound.name, keys, bound=gauge.bound, count=count, origin=gauge.origin)
-
-
-def describe_explanation(told: Explanation) -> dict[str, Any]:
-    """An explanation as JSON has it: times in ISO 8601, reasons by their codes."""
-    subject = told.subject
-    return {
-        "job": None if subject.job is None else str(subject.job),
-        "queue": subject.queue,
-        "task": subject.task,
-        "state": None if subject.state is None else str(subject.state),
-        "priority": subject.priority,
-        "keys": {name: value for name, value in subject.keys.items() if name != "task"},
-        "reasons": [_described(hold) for hold in told.holds],
-        "earliest": iso_text(told.earliest),
-        "estimate": iso_text(told.estimate),
-        "next_up": [str(job) for job in told.next_up],
-        "now": iso_text(told.now),
-    }
-
-
-def _described(hold: Hold) -> dict[str, Any]:
-    holders = [
-        {
-            "job": str(each.job),
-            "task": each.task,
-            "worker": each.worker,
-            "since": iso_text(each.since if each.due_at is None else None),
-            "due_at": iso_text(each.due_at),
-        }
-        for each in hold.holders
-    ]
-    override = hold.override
-    return {
-        "reason": str(hold.reason),
-        "words": hold.words,
-        "limit": hold.limit,
-        "key": hold.key,
-        "used": hold.used,
-        "bound": hold.bound,
-        "bound_from": hold.origin,
-        "until": iso_text(hold.until),
-        "count": hold.count,
-        "holders": holders,
-        "set_by": None if override is None else override.set_by,
-    }
