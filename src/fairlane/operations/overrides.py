@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from typing import Unpack
 
 from msgspec import structs
 
@@ -23,7 +23,7 @@ from fairlane.operations.requests import (
     partitions_of,
     scope_of,
 )
-from fairlane.operations.section import Duration, Intent, KeyValues, Section
+from fairlane.operations.section import ChangeOptions, Intent, KeyValues, Section, TimedOptions
 from fairlane.parameters import checked_methods
 from fairlane.policy.limits import Limit
 from fairlane.policy.overrides import Amendment, Kind, Override, Scope, amend, everyone_in, without_effect
@@ -111,16 +111,17 @@ class LimitInForce:
 class Amender(Section):
     """What sets overrides and ends them."""
 
-    async def _put(self, queue: str, action: str, override: Override, intent: Intent) -> Change:
-        store = await self._store()
+    async def _put(self, queue: str, action: str, override: Override, **options: Unpack[TimedOptions]) -> Change:
+        intent, store = self._intent(**options), await self._store()
         time = await store.time()
         signed = structs.replace(
             override, expires_at=intent.ends_at(time), set_at=time.now, set_by=intent.actor, reason=intent.reason
         )
         return await _change(store, queue, action, [signed], [], intent)
 
-    async def _end(self, queue: str, action: str, ended: Sequence[Override], intent: Intent) -> Change:
-        return await _change(await self._store(), queue, action, [], [each.id for each in ended], intent)
+    async def _end(self, queue: str, action: str, *ended: Override, **options: Unpack[ChangeOptions]) -> Change:
+        intent, store = self._intent(**options), await self._store()
+        return await _change(store, queue, action, [], [each.id for each in ended], intent)
 
 
 @checked_methods
@@ -128,41 +129,24 @@ class Limits(Amender):
     """`app.operations.limits`: the limits of queues, and other bounds for single keys."""
 
     async def set(
-        self,
-        queue: str,
-        limit: str,
-        value: float,
-        *,
-        keys: KeyValues | None = None,
-        expires_in: Duration | None = None,
-        expires_at: datetime | None = None,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
+        self, queue: str, limit: str, value: float, *, keys: KeyValues | None = None, **options: Unpack[TimedOptions]
     ) -> Change:
         """Give a limit another bound for one key. A lower one preempts nothing: what runs drains first."""
-        intent, scope = self._intent(actor, reason, dry_run, expires_in, expires_at), scope_of(keys)
+        scope = scope_of(keys)
         name = find_limit((await in_force(await self._store(), queue)).policy, limit, scope).name
         override = Override(kind=Kind.LIMIT, limit=name, value=value, scope=scope)
-        return await self._put(queue, "limit set", override, intent)
+        return await self._put(queue, "limit set", override, **options)
 
     async def clear(
-        self,
-        queue: str,
-        limit: str,
-        *,
-        keys: KeyValues | None = None,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
+        self, queue: str, limit: str, *, keys: KeyValues | None = None, **options: Unpack[ChangeOptions]
     ) -> Change:
         """Let a key have the bound again that the policy declares."""
-        intent, scope = self._intent(actor, reason, dry_run), scope_of(keys)
+        scope = scope_of(keys)
         policy = (await in_force(await self._store(), queue)).policy
         # By the name it was set under first: its limit may be gone from the policy.
         known = policy.overrides.limits.get((limit, scope))
         name = limit if known else find_limit(policy, limit, scope).name
-        return await self._end(queue, "limit clear", [Override(kind=Kind.LIMIT, limit=name, scope=scope)], intent)
+        return await self._end(queue, "limit clear", Override(kind=Kind.LIMIT, limit=name, scope=scope), **options)
 
     # Last: below it, `list` in an annotation would be this method.
     async def list(self, queue: str) -> list[LimitInForce]:
@@ -183,46 +167,20 @@ class Limits(Amender):
 class Weights(Amender):
     """`app.operations.weights`: the weights of flows."""
 
-    async def set(
-        self,
-        queue: str,
-        weight: float,
-        *,
-        keys: KeyValues,
-        expires_in: Duration | None = None,
-        expires_at: datetime | None = None,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
-    ) -> Change:
+    async def set(self, queue: str, weight: float, *, keys: KeyValues, **options: Unpack[TimedOptions]) -> Change:
         """Give a flow another weight."""
-        intent = self._intent(actor, reason, dry_run, expires_in, expires_at)
-        return await self._put(
-            queue, "weight set", Override(kind=Kind.WEIGHT, value=weight, scope=scope_of(keys)), intent
-        )
+        override = Override(kind=Kind.WEIGHT, value=weight, scope=scope_of(keys))
+        return await self._put(queue, "weight set", override, **options)
 
-    async def boost(
-        self,
-        queue: str,
-        factor: float,
-        *,
-        keys: KeyValues,
-        expires_in: Duration | None = None,
-        expires_at: datetime | None = None,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
-    ) -> Change:
+    async def boost(self, queue: str, factor: float, *, keys: KeyValues, **options: Unpack[TimedOptions]) -> Change:
         """Multiply a flow's weight."""
-        intent = self._intent(actor, reason, dry_run, expires_in, expires_at)
-        return await self._put(queue, "boost", Override(kind=Kind.BOOST, value=factor, scope=scope_of(keys)), intent)
+        override = Override(kind=Kind.BOOST, value=factor, scope=scope_of(keys))
+        return await self._put(queue, "boost", override, **options)
 
-    async def clear(
-        self, queue: str, *, keys: KeyValues, reason: str = "", actor: str | None = None, dry_run: bool = False
-    ) -> Change:
+    async def clear(self, queue: str, *, keys: KeyValues, **options: Unpack[ChangeOptions]) -> Change:
         """Let a flow have the weight again that the policy declares, and no boost."""
         ended = [Override(kind=kind, scope=scope_of(keys)) for kind in (Kind.WEIGHT, Kind.BOOST)]
-        return await self._end(queue, "weight clear", ended, self._intent(actor, reason, dry_run))
+        return await self._end(queue, "weight clear", *ended, **options)
 
 
 @checked_methods
@@ -230,18 +188,11 @@ class Overrides(Section):
     """`app.operations.overrides`: what operators have set, of every kind."""
 
     async def restore(
-        self,
-        queue: str,
-        overrides: Sequence[Override],
-        *,
-        ending: Sequence[str] = (),
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
+        self, queue: str, overrides: Sequence[Override], *, ending: Sequence[str] = (), **options: Unpack[ChangeOptions]
     ) -> Change:
         """Set overrides again as they were (`Change.before`), each with the end that it had, and end those that came
         instead, by their ids."""
-        store, intent = await self._store(), self._intent(actor, reason, dry_run)
+        store, intent = await self._store(), self._intent(**options)
         now = await store.now()
         for each in overrides:
             if each.expires_at is not None and each.expires_at <= now:

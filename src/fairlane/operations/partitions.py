@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 from fairlane.clock import SECOND
 from fairlane.errors import ConfigurationError
 from fairlane.operations.requests import in_force, partitions_of
-from fairlane.operations.section import OnProgress, Section
+from fairlane.operations.section import ChangeOptions, OnProgress, Section
 from fairlane.parameters import checked_methods
 from fairlane.policy.keys import By
 from fairlane.policy.partitions import (
@@ -90,10 +91,8 @@ class Partitions(Section):
         by: Sequence[str] | None = None,
         accept_missing_keys: bool = False,
         abandon: bool = False,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
         on_progress: OnProgress | None = None,
+        **options: Unpack[ChangeOptions],
     ) -> Repartitioned:
         """Change the number of a queue's partitions while it works; by these keys, if it has had only one, else by
         those that this app declares. With `abandon`, a change to another number that is under way is given up first.
@@ -101,12 +100,12 @@ class Partitions(Section):
         Not one transaction but many. Broken off, it leaves keys standing still that move; called again, it goes on,
         and so does any worker of the queue. What would break order or limits is refused, before anything has begun.
         """
-        store, intent = await self._store(), self._intent(actor, reason, dry_run)
+        store, intent = await self._store(), self._intent(**options)
         keys = _declared_by(self._source.declared_policies.get(queue), to) if by is None else tuple(by)
         # In earnest, what was folded to count it need not be folded again to move it.
-        plan, found = await _planned(store, queue, to, keys, accept_missing_keys, abandon, keeps=not dry_run)
-        if dry_run or plan.is_empty:
-            return Repartitioned(plan=plan, is_dry_run=dry_run, moved=0)
+        plan, found = await _planned(store, queue, to, keys, accept_missing_keys, abandon, keeps=not intent.dry_run)
+        if intent.dry_run or plan.is_empty:
+            return Repartitioned(plan=plan, is_dry_run=intent.dry_run, moved=0)
         note = intent.note(PARTITION)
         moved = 0
         if plan.gives_up is not None:

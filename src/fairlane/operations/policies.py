@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, InvalidPolicy, UnknownQueue
 from fairlane.operations.overrides import OverrideInForce, overrides_of
 from fairlane.operations.requests import in_force
-from fairlane.operations.section import Intent, Section
+from fairlane.operations.section import ChangeOptions, Intent, Section
 from fairlane.parameters import checked_methods
 from fairlane.policy.overrides import everyone_in, without_place
 from fairlane.policy.partitions import as_divided, division, parse_partition, partition_name, sibling, way_to, whole_of
@@ -107,17 +108,11 @@ class Policies(Section):
         return await shown_policies(await self._store(), declared, queues or wholes)
 
     async def apply(
-        self,
-        queues: Sequence[str] = (),
-        *,
-        accept_missing_keys: bool = False,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
+        self, queues: Sequence[str] = (), *, accept_missing_keys: bool = False, **options: Unpack[ChangeOptions]
     ) -> list[PolicyChange]:
         """Put what this app declares in force, a transaction for each queue. Overrides stay as they are, and so does
         the number of partitions: `partitions.change` changes that."""
-        intent, declared = self._intent(actor, reason, dry_run), self._source.declared_policies
+        intent, declared = self._intent(**options), self._source.declared_policies
         require_declared(declared, queues)
         store = await self._store()
         asked = {whole_of(name) for name in queues or declared}

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from shlex import quote
+from typing import Unpack
 
 import msgspec
 
@@ -29,7 +29,7 @@ from fairlane.operations.keys import (
 )
 from fairlane.operations.overrides import Amender, Change
 from fairlane.operations.requests import find_jobs, in_force, scope_of
-from fairlane.operations.section import Duration, KeyValues
+from fairlane.operations.section import ChangeOptions, KeyValues, TimedOptions
 from fairlane.operations.views import (
     Chart,
     Counted,
@@ -146,60 +146,30 @@ class Queues(Amender):
         return found.told([await forwarded_at(store, facts, self._source.forwarded) for facts, _ in found.parts])
 
     async def pause(
-        self,
-        queue: str,
-        *,
-        keys: KeyValues | None = None,
-        task: str | None = None,
-        expires_in: Duration | None = None,
-        expires_at: datetime | None = None,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
+        self, queue: str, *, keys: KeyValues | None = None, task: str | None = None, **options: Unpack[TimedOptions]
     ) -> Change:
         """Start nothing more of a queue, a key or a task. What runs goes on; keys first seen later are covered."""
-        intent = self._intent(actor, reason, dry_run, expires_in, expires_at)
         scope = scope_of(keys, await _full_name(await self._store(), queue, task))
-        return await self._put(queue, "pause", Override(kind=Kind.PAUSE, scope=scope), intent)
+        return await self._put(queue, "pause", Override(kind=Kind.PAUSE, scope=scope), **options)
 
     async def resume(
-        self,
-        queue: str,
-        *,
-        keys: KeyValues | None = None,
-        task: str | None = None,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
+        self, queue: str, *, keys: KeyValues | None = None, task: str | None = None, **options: Unpack[ChangeOptions]
     ) -> Change:
         """End a pause: the one of exactly this queue, key or task."""
-        intent, store = self._intent(actor, reason, dry_run), await self._store()
+        store = await self._store()
         pause = Override(kind=Kind.PAUSE, scope=scope_of(keys, await _full_name(store, queue, task)))
         as_given = Override(kind=Kind.PAUSE, scope=scope_of(keys, task))
         if (await in_force(store, queue)).policy.overrides.get(as_given.id):
             pause = as_given  # the task was paused under just that name
-        return await self._end(queue, "resume", [pause], intent)
+        return await self._end(queue, "resume", pause, **options)
 
-    async def suspend(
-        self,
-        queue: str,
-        *,
-        expires_in: Duration | None = None,
-        expires_at: datetime | None = None,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
-    ) -> Change:
+    async def suspend(self, queue: str, **options: Unpack[TimedOptions]) -> Change:
         """Let no limit of a queue hold anything back. All go on counting; pauses and turns stay."""
-        intent = self._intent(actor, reason, dry_run, expires_in, expires_at)
-        return await self._put(queue, "suspend", Override(kind=Kind.SUSPEND), intent)
+        return await self._put(queue, "suspend", Override(kind=Kind.SUSPEND), **options)
 
-    async def unsuspend(
-        self, queue: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
-    ) -> Change:
+    async def unsuspend(self, queue: str, **options: Unpack[ChangeOptions]) -> Change:
         """Let the limits of a queue hold again. What runs beyond them drains first."""
-        ended = [Override(kind=Kind.SUSPEND)]
-        return await self._end(queue, "unsuspend", ended, self._intent(actor, reason, dry_run))
+        return await self._end(queue, "unsuspend", Override(kind=Kind.SUSPEND), **options)
 
     # Last: below it, `list` in an annotation would be this method.
     async def list(self) -> list[QueueView]:

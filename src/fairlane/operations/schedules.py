@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID
 
 import msgspec
@@ -14,7 +14,7 @@ from fairlane.cron.recurrence import recurrence_of
 from fairlane.errors import UnknownSchedule
 from fairlane.job import JobRecord, State
 from fairlane.operations.jobs import redacted
-from fairlane.operations.section import Intent, Section
+from fairlane.operations.section import ChangeOptions, Section
 from fairlane.parameters import checked_methods
 from fairlane.redaction import Redactor
 from fairlane.store import schedules
@@ -71,25 +71,22 @@ class ScheduleView:
 class Schedules(Section):
     """`app.operations.schedules`: what is enqueued again and again, and when."""
 
-    async def pause(
-        self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
-    ) -> ScheduleView:
+    async def pause(self, name: str, **options: Unpack[ChangeOptions]) -> ScheduleView:
         """Fire a schedule no more, until it is resumed. Slots that come meanwhile are not made up for."""
-        return await self._amend(name, self._intent(actor, reason, dry_run), "pause schedule", is_paused=True)
+        return await self._amend(name, "pause schedule", is_paused=True, **options)
 
-    async def resume(
-        self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
-    ) -> ScheduleView:
+    async def resume(self, name: str, **options: Unpack[ChangeOptions]) -> ScheduleView:
         """Let a schedule fire again, from its next slot on."""
-        return await self._amend(name, self._intent(actor, reason, dry_run), "resume schedule", is_paused=False)
+        return await self._amend(name, "resume schedule", is_paused=False, **options)
 
-    async def trigger(
-        self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
-    ) -> ScheduleView:
+    async def trigger(self, name: str, **options: Unpack[ChangeOptions]) -> ScheduleView:
         """Let a worker fire a schedule once, at once and beside its slots; also while it is paused."""
-        return await self._amend(name, self._intent(actor, reason, dry_run), "trigger schedule", is_paused=None)
+        return await self._amend(name, "trigger schedule", is_paused=None, **options)
 
-    async def _amend(self, name: str, intent: Intent, action: str, *, is_paused: bool | None) -> ScheduleView:
+    async def _amend(
+        self, name: str, action: str, *, is_paused: bool | None, **options: Unpack[ChangeOptions]
+    ) -> ScheduleView:
+        intent = self._intent(**options)
         store = await self._store()
         rows = {row.name: row for row in await store.run(schedules.schedules())}
         time = await store.time()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from fairlane.clock import Clock, Instant, as_instant, duration_of
 from fairlane.errors import ConfigurationError
@@ -45,6 +45,28 @@ class OperationsSource(Protocol):
     def redact(self) -> Redact | None: ...
 
     def known_tasks(self) -> list[str]: ...
+
+
+class ChangeOptions(TypedDict, total=False):
+    """What every change takes besides: `reason=""`, `actor=None` (FAIRLANE_ACTOR, else user@host), `dry_run=False`."""
+
+    reason: str
+    actor: str | None
+    dry_run: bool
+
+
+class TimedOptions(ChangeOptions, total=False):
+    """The same for a change that may end by itself."""
+
+    expires_in: Duration | None
+    expires_at: datetime | None
+
+
+class BulkOptions(ChangeOptions, total=False):
+    """The same for a change of many jobs."""
+
+    limit: int
+    on_progress: OnProgress | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +126,10 @@ class Section:
 
     def _intent(
         self,
-        actor: str | None,
-        reason: str,
-        dry_run: bool,
+        *,
+        reason: str = "",
+        actor: str | None = None,
+        dry_run: bool = False,
         expires_in: Duration | None = None,
         expires_at: datetime | None = None,
     ) -> Intent:
