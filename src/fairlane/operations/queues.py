@@ -125,7 +125,9 @@ class Queues(Amender):
         (view,) = await views_of(store, look)
         chart = look.chart
         workers = look.workers.workers
-        findings = [each for each in (*about_workers(workers), *about_reported_tasks(workers)) if each.queue == name]
+        findings = [
+            each for each in (*about_workers(workers), *about_reported_tasks(workers).values()) if each.queue == name
+        ]
         return OneQueue(
             now=as_datetime(look.now),
             view=view,
@@ -135,7 +137,7 @@ class Queues(Amender):
             limits=_limits(policy, look, chart.denied),
             scopes=[list(by) for by in policy.scopes],
             partitions=[_view(name, [name], look) for name in look.figures] if len(look.figures) > 1 else [],
-            hints=hints_of([view], keys, findings),
+            hints=hints_of([view], keys, [each for each in findings if each.queue == name]),
             chart=chart,
         )
 
