@@ -18,7 +18,6 @@ from typing import NamedTuple, assert_never
 from fairlane.clock import SECOND, Instant, as_datetime, lasting
 from fairlane.errors import FairlaneError, SchemaTooNew, StoreUnavailable
 from fairlane.operations.explanations import is_routed
-from fairlane.operations.keys import MINUTE
 from fairlane.operations.policies import Declarations, PolicyInForce, shown_policies
 from fairlane.operations.requests import find_jobs
 from fairlane.operations.views import LongRunView, WorkerView
@@ -28,7 +27,7 @@ from fairlane.policy.overrides import Scope, without_place
 from fairlane.policy.partitions import Phase, division, parse_partition, phase_of, way_to, whole_of, widths
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import forwarded_to_an_engine, no_service, start_command
-from fairlane.stats.keys import Minute
+from fairlane.stats.keys import MINUTE, Minute
 from fairlane.store import health, schedules, upkeep
 from fairlane.store.boards import QueueTime
 from fairlane.store.health import Health, HorizonHolder, PostgresHealth, SqliteHealth, Standstill

@@ -17,8 +17,6 @@ from fairlane.errors import InvalidOverride
 from fairlane.operations.diagnosis import Finding, Level, about_reported_tasks, about_workers, knows, unknown_tasks
 from fairlane.operations.explanations import explained, forwarded_at, is_routed
 from fairlane.operations.keys import (
-    MINUTE,
-    SHOWN,
     chart_of,
     gauge_view,
     gauges_of,
@@ -55,7 +53,7 @@ from fairlane.scheduler.estimate import Seen
 from fairlane.scheduler.explain import Explanation, forwarded_to_an_engine, no_service, start_command
 from fairlane.simulation.measures import describe
 from fairlane.stats.gates import Gauge
-from fairlane.stats.keys import Held, Minute
+from fairlane.stats.keys import MINUTE, MINUTES, Held, Minute
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.store.rows import Declared
@@ -91,7 +89,7 @@ def _look(moment: Moment, forwarded: Collection[str] | None, only: str | None = 
     names = [name for name in policies if only is None or whole_of(name) == only]
     now = moment.now
     figures = {each.queue: each for each in (yield from moment.survey(names))}
-    minutes = yield from moment.minutes(names, now - SHOWN * MINUTE)
+    minutes = yield from moment.minutes(names, now - MINUTES * MINUTE)
     wanted = {name: [(bound, ()) for _, bound in policies[name].policy.queue_gates] for name in names}
     gauges = yield from gauges_of(moment, {name: policies[name].policy for name in names}, wanted)
     seen = yield from moment.workers()
