@@ -109,20 +109,17 @@ class Operations(Section):
         return await (await self._store()).run(records.is_session_ended(session))
 
 
+SUMMED = (
+    "ready", "held_jobs", "running", "ended", "failed", "started_per_minute", "ended_per_minute", "failed_per_minute",
+)  # fmt: skip
+
+
 def _totals(views: Sequence[QueueView], workers: WorkerList) -> Totals:
-    waits = [view.oldest_wait for view in views if view.oldest_wait is not None]
     return Totals(
-        ready=sum(view.ready for view in views),
-        held_jobs=sum(view.held_jobs for view in views),
-        running=sum(view.running for view in views),
+        **{name: sum(getattr(view, name) for view in views) for name in SUMMED},
         scheduled=sum_of(view.scheduled for view in views),
         dead=sum_of(view.dead for view in views),
-        oldest_wait=max(waits, default=None),
-        ended=sum(view.ended for view in views),
-        failed=sum(view.failed for view in views),
-        started_per_minute=sum(view.started_per_minute for view in views),
-        ended_per_minute=sum(view.ended_per_minute for view in views),
-        failed_per_minute=sum(view.failed_per_minute for view in views),
+        oldest_wait=max((view.oldest_wait for view in views if view.oldest_wait is not None), default=None),
         workers=workers.alive - workers.stopping,
         workers_stopping=workers.stopping,
         workers_late=workers.late,

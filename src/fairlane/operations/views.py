@@ -13,9 +13,9 @@ import msgspec
 
 from fairlane.clock import lasting
 from fairlane.policy.gates import Origin
+from fairlane.store.stats_values import AnyBlock, AnyLongRun, AnyWorker, dead_loops
 from fairlane.store.stats_values import Counted as Counted
 from fairlane.store.stats_values import KeySort as KeySort
-from fairlane.store.stats_values import dead_loops
 
 
 class QueueStatus(StrEnum):
@@ -102,12 +102,9 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     """How often a limit turned somebody away, over all of them, by limit, the most first."""
 
 
-class LongRunView(msgspec.Struct, frozen=True, kw_only=True):
+class LongRunView(AnyLongRun, frozen=True, kw_only=True):
     """A run that takes longer than the runs of its task do, or that holds a limit for which others wait."""
 
-    job: str
-    task: str
-    queue: str
     worker: str
     """By name."""
     since: datetime
@@ -115,28 +112,15 @@ class LongRunView(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds so far."""
     usual: float | None
     """Seconds that 95 of the last 100 runs of its task took at most; `None`: none has ended in its worker."""
-    is_long: bool
-    """False: it takes no longer than usual, and only holds a limit for which others wait."""
-    limit: str | None
-    """The limit that it holds and for which others wait, as one would write it in Python."""
 
 
-class BlockView(msgspec.Struct, frozen=True, kw_only=True):
+class BlockView(AnyBlock, frozen=True, kw_only=True):
     """Code that keeps, or kept, an event loop of a worker from everything else."""
 
     since: datetime
     until: datetime | None
     """`None`: it still does."""
     seconds: float
-    job: str | None
-    """Whose handler it is; `None`: of no job that is known."""
-    task: str | None
-    where: str
-    """Functions and lines, the outermost first."""
-    beside: list[str]
-    """Other jobs that run on that event loop, and stand still with it; the first ten."""
-    pid: int | None = None
-    """Of the process whose event loop it is, if the worker runs its jobs in processes; `None`: the worker's own."""
 
     @property
     def words(self) -> str:
@@ -419,21 +403,10 @@ UNEVEN_CLOCK = 5.0
 """Seconds between the store's clock and a worker's from which on somebody is told."""
 
 
-class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerView(AnyWorker, frozen=True, kw_only=True):
     """A worker process."""
 
     id: str
-    name: str
-    host: str
-    pid: int
-    version: str
-    queues: dict[str, float]
-    concurrency: int
-    running: int
-    waiting: int
-    unsettled: int
-    is_well: bool
-    is_stopping: bool
     is_late: bool
     """It has not been heard of for a while: it is gone, or stands still."""
     is_gone: bool
@@ -442,21 +415,12 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     seen_at: datetime
     clock_offset: float
     """The store's clock less the worker's, in seconds."""
-    loops: dict[str, str]
-    tasks: list[str]
-    figures: dict[str, float]
-    troubles: dict[str, str] = {}
-    """What fails now without harm to any job, by name; of a dispatcher, that its broker refuses."""
     is_dispatcher: bool = False
     """It publishes what it claims, for an engine to run."""
     is_replaced: bool = False
     """It is late, and others have taken its place."""
-    unknown_tasks: dict[str, str] = {}
-    """Tasks of which it was given jobs lately and that it does not know, each with the queue of the last such job."""
-    long_runs: list[LongRunView] = []
-    lost_runs: int = 0
-    """Runs whose claims are lost and which have not ended: each still takes up a slot. Their jobs wait or run again."""
-    blocks: list[BlockView] = []
+    long_runs: list[LongRunView] = msgspec.field(default_factory=list)
+    blocks: list[BlockView] = msgspec.field(default_factory=list)
     """What blocks its event loop, and those of its processes, the longest first; then the last that has done so in the
     last ten minutes."""
 
