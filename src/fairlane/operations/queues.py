@@ -336,10 +336,8 @@ def _limits(policy: Policy, look: Look, denied: Mapping[str, int]) -> list[Limit
     gauges = {gauge.limit: gauge for gauge in look.gauges[policy.queue]}
     views = []
     for bound in policy.bound:
-        gauge = gauges.get(bound.name)
+        gauge, holding = gauges.get(bound.name), held.get(bound.name)
         shown = None if gauge is None else gauge_view(gauge, bound)
-        holding = held.get(bound.name)
-        is_of_queue = not bound.limit.by
         views.append(
             LimitView(
                 limit=bound.name,
@@ -347,7 +345,7 @@ def _limits(policy: Policy, look: Look, denied: Mapping[str, int]) -> list[Limit
                 by=list(bound.limit.by),
                 gauge=shown,
                 held_keys=0 if holding is None else holding.keys,
-                held_jobs=0 if holding is None or is_of_queue else holding.jobs,
+                held_jobs=0 if holding is None or not bound.limit.by else holding.jobs,
                 denied=denied.get(bound.name, 0),
                 is_suspended=policy.overrides.suspension is not None,
                 overridden_keys=sum(name == bound.name for name, _ in policy.overrides.limits),
@@ -389,31 +387,26 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
     if not view.workers:
         who = no_service(view.workers_stopping, is_forwarded=view.is_forwarded)
         return QueueStatus.STOPPED, f"{who}: {_left(ready, running)}"
-    eligible, pauses, limits = ready - held, *_by_pause(view.held)
+    eligible = ready - held
+    pauses = [each for each in view.held if each.limit.startswith("pause:")]
+    has_limits = len(pauses) < len(view.held) or not pauses
     if _is_rated(view, eligible):
         let = "lets jobs start as it opens" if len(view.rates) == 1 else "let jobs start as they open"
         return QueueStatus.LIMITED, f"{', '.join(view.rates.values())} {let}, as the policy requires: {_waiting(ready)}"
     if eligible <= 0:
-        if pauses and not limits:
-            return (
-                QueueStatus.LIMITED,
-                f"pauses hold back everything that waits ({_jobs(ready)}), as operators requested",
-            )
+        who = " and ".join(["pauses of operators"] * bool(pauses) + ["limits"] * has_limits)
+        words, why = f"{who} hold back everything that waits ({_jobs(ready)})", ", as the policy requires"
         if pauses:
-            words = f"pauses of operators and limits hold back everything that waits ({_jobs(ready)})"
-            return QueueStatus.LIMITED, f"{words}; {', '.join(f'{_jobs(each.jobs)}: {each.words}' for each in pauses)}"
-        holding = [run for run in view.long_runs if run.limit is not None]
-        if holding:
-            longest = holding[0]
-            words = f"; job {longest.job} ({longest.task}) has held {longest.limit} for {lasting(longest.ran)}"
-            return QueueStatus.LIMITED, f"limits hold back everything that waits ({_jobs(ready)}){words}"
-        return QueueStatus.LIMITED, f"limits hold back everything that waits ({_jobs(ready)}), as the policy requires"
+            why = f"; {', '.join(f'{_jobs(each.jobs)}: {each.words}' for each in pauses)}"
+        elif longest := next((run for run in view.long_runs if run.limit is not None), None):
+            why = f"; job {longest.job} ({longest.task}) has held {longest.limit} for {lasting(longest.ran)}"
+        return QueueStatus.LIMITED, f"{words}{why}"
     if _is_lagging(view, eligible):
         are = "is" if view.slots_free == 1 else "are"
         slots = f"{view.slots_free:,} of {view.slots:,} slots {are} free" if view.slots_free else "no slot is free"
         oldest = "" if held or view.oldest_wait is None else f"; the oldest waits for {lasting(view.oldest_wait)}"
         return QueueStatus.LAGGING, f"{_jobs(eligible)} could start, and {slots}{oldest}"
-    by = " and ".join(["limits"] * bool(limits) + ["pauses"] * bool(pauses)) or "limits"
+    by = " and ".join(["limits"] * has_limits + ["pauses"] * bool(pauses))
     back = f", {held:,} {'is' if held == 1 else 'are'} held back by {by}" if held else ""
     return QueueStatus.FLOWING, f"{_jobs(eligible)} could start now{back}"
 
@@ -421,12 +414,6 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
 def _is_left(view: QueueView) -> bool:
     """Whether jobs that ran when their worker died wait for somebody to serve the queue."""
     return view.lapsed > 0 and not view.workers
-
-
-def _by_pause(held: Iterable[HeldView]) -> tuple[list[HeldView], list[HeldView]]:
-    """What pauses hold back, and what limits do."""
-    pauses = [each for each in held if each.limit.startswith("pause:")]
-    return pauses, [each for each in held if each not in pauses]
 
 
 def _is_rated(view: QueueView, eligible: int) -> bool:
@@ -476,92 +463,88 @@ def _of_findings(findings: Iterable[Finding]) -> Iterator[Hint]:
 
 
 def _about_queues(queues: Sequence[QueueView]) -> Iterator[Hint]:
-    stopped = [
-        each
-        for each in queues
-        if each.status is QueueStatus.STOPPED and (each.ready or _is_left(each)) and each.refusal is None
-    ]
-    for is_forwarded in dict.fromkeys(each.is_forwarded for each in stopped):
-        yield _about_stopped([each for each in stopped if each.is_forwarded is is_forwarded])
+    stopped: dict[bool | None, list[QueueView]] = {}
     for each in queues:
+        if each.status is QueueStatus.STOPPED and (each.ready or _is_left(each)) and each.refusal is None:
+            stopped.setdefault(each.is_forwarded, []).append(each)
+    for is_forwarded, views in stopped.items():
+        names = [each.queue for each in views]
+        who = "dispatcher" if is_forwarded else "worker"
+        left = _left(sum(each.ready for each in views), sum(each.lapsed for each in views))
+        # One command starts whoever is missing for all of them.
+        knob = start_command(*names, is_forwarded=is_forwarded)
+        if len(views) == 1:
+            yield _hint(HintKind.FAULT, views[0], views[0].words, knob)
+        else:
+            words = f"{', '.join(names)}: no {who} serves these queues: {left}"
+            yield Hint(kind=HintKind.FAULT, queue=None, words=words, knob=knob)
+    for each in queues:
+        name = quote(each.queue)
         if each.status is QueueStatus.STOPPED and each.refusal is not None:
             knob = "check the broker; publishing is retried until it accepts messages"
-            yield Hint(kind=HintKind.FAULT, queue=each.queue, words=f"{each.queue}: {each.words}", knob=knob)
+            yield _hint(HintKind.FAULT, each, each.words, knob)
         elif each.status is QueueStatus.LAGGING:
             knob = "start more workers, or give them more --concurrency"
             if each.slots and not _is_busy(each):
-                knob = f"slots are free, so it is not the workers: fairlane explain --queue {quote(each.queue)}"
-            yield Hint(kind=HintKind.LAG, queue=each.queue, words=f"{each.queue}: {each.words}", knob=knob)
+                knob = f"slots are free, so it is not the workers: fairlane explain --queue {name}"
+            yield _hint(HintKind.LAG, each, each.words, knob)
         elif each.status is QueueStatus.PAUSED and each.ready:
-            knob = f"fairlane resume {quote(each.queue)}"
-            yield Hint(kind=HintKind.PAUSE, queue=each.queue, words=f"{each.queue} is {each.words}", knob=knob)
+            words, knob = f"{each.queue} is {each.words}", f"fairlane resume {name}"
+            yield Hint(kind=HintKind.PAUSE, queue=each.queue, words=words, knob=knob)
         if each.unbegun is not None:
             knob = "start a worker of the engine that consumes the queue, or check those that do"
-            yield Hint(kind=HintKind.WARNING, queue=each.queue, words=f"{each.queue}: {each.unbegun}", knob=knob)
-        yield from _about_failures(each)
+            yield _hint(HintKind.WARNING, each, each.unbegun, knob)
+        if failures := _failures(each):
+            yield _hint(HintKind.FAULT, each, failures, f"fairlane dead list --queue {name}")
 
 
-def _about_stopped(views: Sequence[QueueView]) -> Hint:
-    """Queues that nobody serves, and whose jobs wait: one command starts them all."""
-    names = [each.queue for each in views]
-    knob = start_command(*names, is_forwarded=views[0].is_forwarded)
-    if len(views) == 1:
-        return Hint(kind=HintKind.FAULT, queue=names[0], words=f"{names[0]}: {views[0].words}", knob=knob)
-    who = "dispatcher" if views[0].is_forwarded else "worker"
-    left = _left(sum(each.ready for each in views), sum(each.lapsed for each in views))
-    words = f"{', '.join(names)}: no {who} serves these queues: {left}"
-    return Hint(kind=HintKind.FAULT, queue=None, words=words, knob=knob)
+def _hint(kind: HintKind, view: QueueView, words: str, knob: str) -> Hint:
+    return Hint(kind=kind, queue=view.queue, words=f"{view.queue}: {words}", knob=knob)
 
 
-def _about_failures(view: QueueView) -> Iterator[Hint]:
-    knob = f"fairlane dead list --queue {quote(view.queue)}"
+def _failures(view: QueueView) -> str | None:
     if view.recently_failed > OFTEN_FAILING * view.recently_ended:
         share = view.recently_failed / view.recently_ended
-        words = f"{view.queue}: {share:.0%} of the runs of the last five minutes failed"
-        yield Hint(kind=HintKind.FAULT, queue=view.queue, words=words, knob=knob)
-    elif view.recently_failed and view.dead.count:
+        return f"{share:.0%} of the runs of the last five minutes failed"
+    if view.recently_failed and view.dead.count:
         more = "" if view.dead.is_all else " or more"
         runs = "1 run" if view.recently_failed == 1 else f"{view.recently_failed:,} runs"
-        words = f"{view.queue}: {runs} of the last five minutes failed, and {_jobs(view.dead.count)}{more} died"
-        yield Hint(kind=HintKind.FAULT, queue=view.queue, words=words, knob=knob)
+        return f"{runs} of the last five minutes failed, and {_jobs(view.dead.count)}{more} died"
+    return None
 
 
 def _about_keys(keys: Iterable[KeyView]) -> Iterator[Hint]:
-    told = Counter[tuple[str, str]]()
+    named = Counter[tuple[str, str]]()
     for each in keys:
         if not each.held_by or not each.waiting:
             continue
-        who, queue = key_words(each.keys), whole_of(each.queue)
-        told.update((queue, limit) for limit in each.held_by)
-        if max(told[queue, limit] for limit in each.held_by) > OF_ONE_LIMIT:
-            continue
-        if each.is_paused:
-            words = f"{who} is paused: {_waiting(each.waiting)}"
-            knob = f"fairlane resume {quote(queue)} {_key_options(each)}"
-            yield Hint(kind=HintKind.PAUSE, queue=queue, words=words, knob=knob, keys=each.keys)
+        queue = whole_of(each.queue)
+        who, name, options = key_words(each.keys), quote(queue), _key_options(each)
+        named.update((queue, limit) for limit in each.held_by)
+        if max(named[queue, limit] for limit in each.held_by) > OF_ONE_LIMIT:
             continue
         gauge = next((gauge for gauge in each.gauges if gauge.limit in each.held_by), None)
-        if gauge is None:
-            continue
-        words = f"{who} is held by its {_bound_words(gauge)}: {_waiting(each.waiting)}"
-        if each.drained_in is not None:
-            words += f", {'at least ' if each.drains_at_least else ''}{lasting(each.drained_in)} to drain"
-        knob = f"fairlane limit set {quote(queue)} {quote(gauge.limit)} NUMBER {_key_options(each)}"
-        shared = gauge.limit.partition("@")[2]
-        if gauge.reason == "sequence" or (shared and not shared.startswith(f"{queue}__")):
-            # It has no number, or none of its own in this queue: what holds it is all there is to know.
-            knob = f"fairlane explain --queue {quote(queue)} {_key_options(each)}"
-        yield Hint(kind=HintKind.LIMIT, queue=queue, words=words, knob=knob, keys=each.keys, limit=gauge.limit)
+        if each.is_paused:
+            words, knob = f"{who} is paused: {_waiting(each.waiting)}", f"fairlane resume {name} {options}"
+            yield Hint(kind=HintKind.PAUSE, queue=queue, words=words, knob=knob, keys=each.keys)
+        elif gauge is not None:
+            words = f"{who} is held by its {_bound_words(gauge)}: {_waiting(each.waiting)}"
+            if each.drained_in is not None:
+                words += f", {'at least ' if each.drains_at_least else ''}{lasting(each.drained_in)} to drain"
+            knob = f"fairlane limit set {name} {quote(gauge.limit)} NUMBER {options}"
+            shared = gauge.limit.partition("@")[2]
+            if gauge.reason == "sequence" or (shared and not shared.startswith(f"{queue}__")):
+                # It has no number, or none of its own in this queue: what holds it is all there is to know.
+                knob = f"fairlane explain --queue {name} {options}"
+            yield Hint(kind=HintKind.LIMIT, queue=queue, words=words, knob=knob, keys=each.keys, limit=gauge.limit)
 
 
 def _bound_words(gauge: GaugeView) -> str:
-    if gauge.reason == "rate":
-        return f"rate ({gauge.words})"
-    if gauge.reason == "breaker":
-        return "breaker, which is open after failures"
-    if gauge.reason == "sequence":
-        return "sequence: its jobs run one after the other"
-    return f"limit of {gauge.bound:g}"
+    return {
+        "rate": f"rate ({gauge.words})",
+        "breaker": "breaker, which is open after failures",
+        "sequence": "sequence: its jobs run one after the other",
+    }.get(gauge.reason, f"limit of {gauge.bound:g}")
 
 
 def _key_options(view: KeyView) -> str:
