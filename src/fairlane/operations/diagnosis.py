@@ -8,7 +8,7 @@ what one page of a listing looks at.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -17,16 +17,14 @@ from typing import NamedTuple, assert_never
 
 from fairlane.clock import SECOND, Instant, as_datetime, lasting
 from fairlane.errors import FairlaneError, SchemaTooNew, StoreUnavailable
-from fairlane.operations.explanations import is_routed
 from fairlane.operations.policies import Declarations, PolicyInForce, shown_policies
 from fairlane.operations.requests import find_jobs
-from fairlane.operations.views import LongRunView, WorkerView
-from fairlane.operations.workers import worker_list
+from fairlane.operations.views import LongRunView, QueueStatus, QueueView, WorkerView, jobs_left, jobs_wait
 from fairlane.policy.keys import By, key_words, select
 from fairlane.policy.overrides import Scope, without_place
 from fairlane.policy.partitions import Phase, division, parse_partition, phase_of, way_to, whole_of, widths
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.explain import forwarded_to_an_engine, no_service, start_command
+from fairlane.scheduler.explain import start_command
 from fairlane.stats.keys import MINUTE, Minute
 from fairlane.store import health, schedules, upkeep
 from fairlane.store.boards import QueueTime
@@ -35,7 +33,7 @@ from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import FOLD_AT_MOST, Store
 from fairlane.store.schedules import ScheduleRow
 from fairlane.store.stats import Looking, Moment
-from fairlane.store.stats_values import PUBLISHING, QueueFigures, WorkerSeen, service_of, unbegun_in
+from fairlane.store.stats_values import PUBLISHING, QueueFigures, unbegun_in
 
 
 class Level(StrEnum):
@@ -80,16 +78,16 @@ async def diagnose(
     store: Store,
     declared: Declarations,
     tasks: Collection[str] | None,
-    forwarded: Collection[str] | None,
+    figures: Collection[QueueFigures],
+    views: Iterable[QueueView],
+    workers: Sequence[WorkerView],
 ) -> list[Finding]:
     """Look at a database and at every queue in it, at its workers, and at what the code declares; the worst first.
-    `tasks` are those that the program at hand knows, if it is one that runs them; `forwarded`, the queues that it
-    leaves to an engine, or `None` if there is no program at hand."""
+    `tasks` are those that the program at hand knows, if it is one that runs them; `views` show each partition by
+    itself."""
     shown = await shown_policies(store, declared, with_partitions=True)
     policies = {each.queue: each.policy for each in shown if each.policy is not None}
-    seen, time = await store.ask(Moment.workers), await store.time()
-    workers = worker_list(seen, time.now).workers
-    figures = await store.ask(lambda moment: moment.survey(list(policies)))
+    time = await store.time()
     overdue = time.now - LONG_OVERDUE
     standing = await store.run(health.standstills(list(policies), overdue, MOST_STANDSTILLS))
     minutes = await store.ask(lambda moment: moment.minutes(list(policies), overdue)) if standing else {}
@@ -99,7 +97,7 @@ async def diagnose(
         *about_workers(workers),
         *about_policies(shown),
         *about_figures(figures, time.now),
-        *await _about_service(store, policies, figures, seen, forwarded, time.now),
+        *about_stopped(views),
         *about_standstills(standing, policies, minutes),
         *about_time(time),
         *about_schedules(rows, time, has_worker=any(each.takes_jobs for each in workers)),
@@ -262,35 +260,22 @@ LATE = MINUTE
 """After which a slot that was not fired is reported: workers fire within a second, and look again twice a minute."""
 
 
-async def _about_service(
-    store: Store,
-    policies: Mapping[str, Policy],
-    figures: Iterable[QueueFigures],
-    workers: Sequence[WorkerSeen],
-    forwarded: Collection[str] | None,
-    now: Instant,
-) -> list[Finding]:
+def about_stopped(views: Iterable[QueueView]) -> Iterator[Finding]:
     """Jobs wait, or were running when their worker died, and nobody is there to run them. One command starts whoever
     is missing, for all queues that an engine runs, or that Fairlane's workers run."""
-    unserved: dict[bool | None, dict[str, int]] = {}
-    for each in figures:
-        service = service_of(workers, [each.queue], now)
-        is_paused = () in policies[each.queue].overrides.pauses
-        if service.is_served or is_paused or each.ready + each.lapsed <= 0:
-            continue
-        is_forwarded = forwarded_to_an_engine(each.queue, forwarded, was_seen=service.is_forwarded)
-        if is_forwarded is None:
-            is_forwarded = await is_routed(store, each.queue) or None
-        unserved.setdefault(is_forwarded, {})[whole_of(each.queue)] = service.stopping
-    findings = []
-    for is_forwarded, queues in unserved.items():
-        (first, *others), who = queues, "dispatcher" if is_forwarded else "worker"
-        message = f"jobs wait, and {no_service(queues[first], is_forwarded=is_forwarded)}"
-        if others:
-            message = f"no {who} serves {', '.join(queues)}, where jobs wait"
-        remedy = f"start one: {start_command(*queues, is_forwarded=is_forwarded)}"
-        findings.append(Finding(f"no {who}", None if others else first, message, remedy))
-    return findings
+    stopped: dict[bool | None, list[QueueView]] = {}
+    for each in views:
+        if each.status is QueueStatus.STOPPED and each.refusal is None and (each.ready or each.is_left):
+            stopped.setdefault(each.is_forwarded, []).append(each)
+    for is_forwarded, several in stopped.items():
+        names = list(dict.fromkeys(whole_of(each.queue) for each in several))
+        who = "dispatcher" if is_forwarded else "worker"
+        message = several[0].words
+        if len(names) > 1:
+            left = jobs_left(sum(each.ready for each in several), sum(each.lapsed for each in several))
+            message = f"{', '.join(names)}: no {who} serves these queues: {left}"
+        remedy = start_command(*names, is_forwarded=is_forwarded)
+        yield Finding(f"no {who}", None if len(names) > 1 else names[0], message, remedy)
 
 
 async def _about_gates(store: Store, queue: str) -> list[Finding]:
@@ -414,8 +399,7 @@ async def _about_waiting_tasks(
             who = "this app does not know it"
         else:
             continue
-        waiting = "1 job waits" if jobs == 1 else f"{jobs:,} jobs wait"
-        found[names[0], task] = _unknown_task(names[0], task, f"{waiting} for task {task!r}, and {who}", level)
+        found[names[0], task] = _unknown_task(names[0], task, f"{jobs_wait(jobs)} for task {task!r}, and {who}", level)
     return found
 
 

@@ -7,12 +7,12 @@ from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import SECOND, Instant
+from fairlane.clock import SECOND
 from fairlane.errors import ConfigurationError
 from fairlane.job import ENGINES_MESSAGE, State, stored_in
 from fairlane.operations.requests import find_jobs
+from fairlane.operations.views import jobs_wait
 from fairlane.policy.keys import key_words
-from fairlane.policy.overrides import Override
 from fairlane.policy.partitions import parse_partition, partition_name, whole_of
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.estimate import Seen
@@ -133,14 +133,9 @@ def _behind_limits(moment: Moment, policy: Policy, keys: Mapping[str, str | None
         if each in told:
             holds.append(_held(each[0], told[each], count))
         elif (pause := policy.overrides.pauses.get(each[0].limit.by, {}).get(each[1])) is not None:
-            holds.append(_held_by_pause(pause, count, moment.now))
+            hold = paused(pause, moment.now)
+            holds.append(msgspec.structs.replace(hold, words=f"{hold.words}; {jobs_wait(count)}", count=count))
     return holds
-
-
-def _held_by_pause(pause: Override, count: int, now: Instant) -> Hold:
-    hold = paused(pause, now)
-    jobs = "1 job waits" if count == 1 else f"{count:,} jobs wait"
-    return msgspec.structs.replace(hold, words=f"{hold.words}; {jobs}", count=count)
 
 
 def _held(bound: BoundLimit, gauge: Gauge, count: int) -> Hold:

@@ -13,7 +13,7 @@ from fairlane.operations.metrics import Figures, figures_at
 from fairlane.operations.overrides import Limits, Overrides, Weights
 from fairlane.operations.partitions import Partitions
 from fairlane.operations.policies import Audit, Policies
-from fairlane.operations.queues import Look, Queues, hints_of, look_with_keys, sum_of, views_of
+from fairlane.operations.queues import Look, Queues, hints_of, look_at, look_with_keys, sum_of, views_of
 from fairlane.operations.schedules import Schedules
 from fairlane.operations.section import PROGRAM, KeyValues, OperationsSource, Section
 from fairlane.operations.trials import Trials
@@ -92,8 +92,11 @@ class Operations(Section):
 
     async def diagnose(self) -> list[Finding]:
         """What is wrong with this database, its queues and its workers, as far as it can be seen from outside."""
-        app = self._source
-        return await diagnose(await self._store(), app.declared_policies, app.known_tasks() or None, app.forwarded)
+        app, store = self._source, await self._store()
+        look = await store.ask(lambda moment: look_at(moment, app.forwarded))
+        views = await views_of(store, look, by_partition=True)
+        tasks, figures = app.known_tasks() or None, look.figures.values()
+        return await diagnose(store, app.declared_policies, tasks, figures, views, look.workers.workers)
 
     async def metrics(self, keys: int = 20) -> Figures:
         """Queues, limits, keys and workers in numbers, by metric: what a scraper is told of the whole fleet. Of keys,

@@ -24,6 +24,7 @@ from fairlane.operations.requests import (
     scope_of,
 )
 from fairlane.operations.section import ChangeOptions, Intent, KeyValues, Section, TimedOptions
+from fairlane.operations.views import jobs_wait
 from fairlane.parameters import checked_methods
 from fairlane.policy.limits import Limit
 from fairlane.policy.overrides import Amendment, Kind, Override, Scope, amend, everyone_in, without_effect
@@ -51,8 +52,7 @@ class Affected:
 
     def __str__(self) -> str:
         least = "at least " if self.more else ""
-        wait = "job waits" if self.waiting == 1 else "jobs wait"
-        return f"{least}{self.waiting:,} {wait} and {least}{self.running:,} run"
+        return f"{least}{jobs_wait(self.waiting)} and {least}{self.running:,} run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

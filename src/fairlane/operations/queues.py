@@ -14,7 +14,15 @@ import msgspec
 
 from fairlane.clock import SECOND, Instant, as_datetime, lasting
 from fairlane.errors import InvalidOverride
-from fairlane.operations.diagnosis import Finding, Level, about_reported_tasks, about_workers, knows, unknown_tasks
+from fairlane.operations.diagnosis import (
+    Finding,
+    Level,
+    about_reported_tasks,
+    about_stopped,
+    about_workers,
+    knows,
+    unknown_tasks,
+)
 from fairlane.operations.explanations import explained, forwarded_at, is_routed
 from fairlane.operations.keys import (
     chart_of,
@@ -42,6 +50,8 @@ from fairlane.operations.views import (
     QueueView,
     WorkerList,
     WorkerView,
+    jobs_left,
+    jobs_wait,
 )
 from fairlane.operations.workers import worker_list
 from fairlane.parameters import checked_methods
@@ -50,7 +60,7 @@ from fairlane.policy.overrides import Kind, Override
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy, policy_words
 from fairlane.scheduler.estimate import Seen
-from fairlane.scheduler.explain import Explanation, forwarded_to_an_engine, no_service, start_command
+from fairlane.scheduler.explain import Explanation, forwarded_to_an_engine, no_service
 from fairlane.simulation.measures import describe
 from fairlane.stats.gates import Gauge
 from fairlane.stats.keys import MINUTE, MINUTES, Held, Minute
@@ -84,7 +94,7 @@ class Look(msgspec.Struct, frozen=True):
         return chart_of((each for minutes in self.minutes.values() for each in minutes), self.now)
 
 
-def _look(moment: Moment, forwarded: Collection[str] | None, only: str | None = None) -> Looking[Look]:
+def look_at(moment: Moment, forwarded: Collection[str] | None, only: str | None = None) -> Looking[Look]:
     policies = yield from moment.policies()
     names = [name for name in policies if only is None or whole_of(name) == only]
     now = moment.now
@@ -100,7 +110,7 @@ def look_with_keys(
     moment: Moment, forwarded: Collection[str] | None, only: str | None = None
 ) -> Looking[tuple[Look, list[KeyView]]]:
     """The same, and the keys behind whose limits most jobs wait."""
-    look = yield from _look(moment, forwarded, only)
+    look = yield from look_at(moment, forwarded, only)
     seen: dict[str, Seen] = {}
     for name in look.figures:
         known = seen.get(whole_of(name), Seen([], look.now))
@@ -175,7 +185,7 @@ class Queues(Amender):
     async def list(self) -> list[QueueView]:
         """Every queue at a glance."""
         store = await self._store()
-        return await views_of(store, await store.ask(lambda moment: _look(moment, self._source.forwarded)))
+        return await views_of(store, await store.ask(lambda moment: look_at(moment, self._source.forwarded)))
 
 
 async def _full_name(store: Store, queue: str, task: str | None) -> str | None:
@@ -194,12 +204,13 @@ async def _full_name(store: Store, queue: str, task: str | None) -> str | None:
 
 def queues_at(moment: Moment) -> Looking[list[QueueView]]:
     """All queues as of one moment, whoever runs their jobs."""
-    return _views((yield from _look(moment, ())))
+    return _views((yield from look_at(moment, ())))
 
 
-async def views_of(store: Store, look: Look) -> list[QueueView]:
-    """A view of each queue. Of one that nobody serves, its jobs may tell that an engine runs them, if no app does."""
-    views = _views(look)
+async def views_of(store: Store, look: Look, *, by_partition: bool = False) -> list[QueueView]:
+    """A view of each queue, or of each partition. Of one that nobody serves, its jobs may tell that an engine runs
+    them, if no app does."""
+    views = [_view(name, [name], look) for name in look.figures] if by_partition else _views(look)
     for number, view in enumerate(views):
         is_open = view.is_forwarded is None and view.status is QueueStatus.STOPPED
         if is_open and await is_routed(store, view.queue):
@@ -376,23 +387,26 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
     """How a queue is doing, in a word and in a sentence. What the view says of its status is not looked at."""
     ready, held, running = view.ready, view.held_jobs, view.running
     if view.is_paused:
-        return QueueStatus.PAUSED, f"paused: {_waiting(ready)}, {running:,} still run"
+        return QueueStatus.PAUSED, f"paused: {jobs_wait(ready)}, {running:,} still run"
     if not ready and not running and view.unknown_tasks:
         tasks = ", ".join(map(repr, view.unknown_tasks))
         return QueueStatus.STOPPED, f"no worker that serves it knows task {tasks}: its jobs are given back"
-    if not ready and not _is_left(view):
+    if not ready and not view.is_left:
         return (QueueStatus.FLOWING, f"{running:,} run, nothing waits") if running else (QueueStatus.IDLE, "idle")
     if view.refusal is not None:
-        return QueueStatus.STOPPED, f"the broker refuses what is published: {_waiting(ready)}; {view.refusal}"
+        return QueueStatus.STOPPED, f"the broker refuses what is published: {jobs_wait(ready)}; {view.refusal}"
     if not view.workers:
         who = no_service(view.workers_stopping, is_forwarded=view.is_forwarded)
-        return QueueStatus.STOPPED, f"{who}: {_left(ready, running)}"
+        return QueueStatus.STOPPED, f"{who}: {jobs_left(ready, running)}"
     eligible = ready - held
     pauses = [each for each in view.held if each.limit.startswith("pause:")]
     has_limits = len(pauses) < len(view.held) or not pauses
     if _is_rated(view, eligible):
         let = "lets jobs start as it opens" if len(view.rates) == 1 else "let jobs start as they open"
-        return QueueStatus.LIMITED, f"{', '.join(view.rates.values())} {let}, as the policy requires: {_waiting(ready)}"
+        return (
+            QueueStatus.LIMITED,
+            f"{', '.join(view.rates.values())} {let}, as the policy requires: {jobs_wait(ready)}",
+        )
     if eligible <= 0:
         who = " and ".join(["pauses of operators"] * bool(pauses) + ["limits"] * has_limits)
         words, why = f"{who} hold back everything that waits ({_jobs(ready)})", ", as the policy requires"
@@ -409,11 +423,6 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
     by = " and ".join(["limits"] * has_limits + ["pauses"] * bool(pauses))
     back = f", {held:,} {'is' if held == 1 else 'are'} held back by {by}" if held else ""
     return QueueStatus.FLOWING, f"{_jobs(eligible)} could start now{back}"
-
-
-def _is_left(view: QueueView) -> bool:
-    """Whether jobs that ran when their worker died wait for somebody to serve the queue."""
-    return view.lapsed > 0 and not view.workers
 
 
 def _is_rated(view: QueueView, eligible: int) -> bool:
@@ -446,9 +455,10 @@ def _is_busy(view: QueueView) -> bool:
 
 def hints_of(queues: Sequence[QueueView], keys: Iterable[KeyView], findings: Iterable[Finding]) -> list[Hint]:
     """Faults first, then lag, then pauses, then what may break soon, then limits that do their work."""
-    left = {each.queue for each in queues if _is_left(each)}
+    left = {each.queue for each in queues if each.is_left}
     limited = (each for each in keys if each.is_paused or whole_of(each.queue) not in left)
-    hints = [*_of_findings(findings), *_about_queues(queues), *_about_keys(limited)]
+    found = [*about_stopped(queues), *findings]
+    hints = [*_of_findings(found), *_about_queues(queues), *_about_keys(limited)]
     order = {HintKind.FAULT: 0, HintKind.LAG: 1, HintKind.PAUSE: 2, HintKind.WARNING: 3, HintKind.LIMIT: 4}
     return sorted(hints, key=lambda hint: order[hint.kind])[:MOST_HINTS]
 
@@ -463,21 +473,6 @@ def _of_findings(findings: Iterable[Finding]) -> Iterator[Hint]:
 
 
 def _about_queues(queues: Sequence[QueueView]) -> Iterator[Hint]:
-    stopped: dict[bool | None, list[QueueView]] = {}
-    for each in queues:
-        if each.status is QueueStatus.STOPPED and (each.ready or _is_left(each)) and each.refusal is None:
-            stopped.setdefault(each.is_forwarded, []).append(each)
-    for is_forwarded, views in stopped.items():
-        names = [each.queue for each in views]
-        who = "dispatcher" if is_forwarded else "worker"
-        left = _left(sum(each.ready for each in views), sum(each.lapsed for each in views))
-        # One command starts whoever is missing for all of them.
-        knob = start_command(*names, is_forwarded=is_forwarded)
-        if len(views) == 1:
-            yield _hint(HintKind.FAULT, views[0], views[0].words, knob)
-        else:
-            words = f"{', '.join(names)}: no {who} serves these queues: {left}"
-            yield Hint(kind=HintKind.FAULT, queue=None, words=words, knob=knob)
     for each in queues:
         name = quote(each.queue)
         if each.status is QueueStatus.STOPPED and each.refusal is not None:
@@ -525,10 +520,10 @@ def _about_keys(keys: Iterable[KeyView]) -> Iterator[Hint]:
             continue
         gauge = next((gauge for gauge in each.gauges if gauge.limit in each.held_by), None)
         if each.is_paused:
-            words, knob = f"{who} is paused: {_waiting(each.waiting)}", f"fairlane resume {name} {options}"
+            words, knob = f"{who} is paused: {jobs_wait(each.waiting)}", f"fairlane resume {name} {options}"
             yield Hint(kind=HintKind.PAUSE, queue=queue, words=words, knob=knob, keys=each.keys)
         elif gauge is not None:
-            words = f"{who} is held by its {_bound_words(gauge)}: {_waiting(each.waiting)}"
+            words = f"{who} is held by its {_bound_words(gauge)}: {jobs_wait(each.waiting)}"
             if each.drained_in is not None:
                 words += f", {'at least ' if each.drains_at_least else ''}{lasting(each.drained_in)} to drain"
             knob = f"fairlane limit set {name} {quote(gauge.limit)} NUMBER {options}"
@@ -549,16 +544,6 @@ def _bound_words(gauge: GaugeView) -> str:
 
 def _key_options(view: KeyView) -> str:
     return " ".join(f"--key {quote(f'{name}={value}')}" for name, value in view.keys.items())
-
-
-def _waiting(count: int) -> str:
-    return "1 job waits" if count == 1 else f"{count:,} jobs wait"
-
-
-def _left(ready: int, running: int) -> str:
-    """What nobody serves. What a worker that died was running counts as running until somebody is there to notice."""
-    were = f"{running:,} {'was' if running == 1 else 'were'} running"
-    return ", ".join([_waiting(ready)] * (ready > 0 or not running) + [were] * (running > 0))
 
 
 def _jobs(count: int) -> str:

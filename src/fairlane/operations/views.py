@@ -18,6 +18,16 @@ from fairlane.store.stats_values import Counted as Counted
 from fairlane.store.stats_values import KeySort as KeySort
 
 
+def jobs_wait(count: int) -> str:
+    return "1 job waits" if count == 1 else f"{count:,} jobs wait"
+
+
+def jobs_left(ready: int, running: int) -> str:
+    """What nobody serves. What a worker that died was running counts as running until somebody is there to notice."""
+    were = f"{running:,} {'was' if running == 1 else 'were'} running"
+    return ", ".join([jobs_wait(ready)] * (ready > 0 or not running) + [were] * (running > 0))
+
+
 class QueueStatus(StrEnum):
     """How a queue is doing, in one word. A limit that does its work is no fault."""
 
@@ -196,6 +206,11 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """Runs that take longer than usual, or hold a limit for which others wait, the longest first."""
     unknown_tasks: list[str] = []
     """Tasks of its jobs that no live worker which serves it knows: they are given back again and again."""
+
+    @property
+    def is_left(self) -> bool:
+        """Jobs that ran when their worker died wait for somebody to serve the queue."""
+        return self.lapsed > 0 and not self.workers
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
