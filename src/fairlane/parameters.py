@@ -82,6 +82,7 @@ def checked(
     """
 
     def decorate(function: F) -> F:
+        _unpack_options(function)
         what, options = called or _called(function), _options(function)
 
         # Made at the first call: annotations may name what is defined further down.
@@ -165,22 +166,22 @@ def checked_methods(kind: C) -> C:
     """`checked` for every public method of a class. Errors call one of `Limits` `limits.set`."""
     for name, method in list(vars(kind).items()):
         if inspect.isfunction(method) and not name.startswith("_"):
-            _unpack_options(method)
             setattr(kind, name, checked(called=f"{kind.__name__.lower()}.{name}")(method))
     return kind
 
 
-def _unpack_options(method: Any) -> None:
+def _unpack_options(function: Any) -> None:
     """Show the options of `**options: Unpack[…]` as parameters of their own. As in stubs, `...` stands for defaults."""
-    signature = inspect.signature(method)
-    *others, last = signature.parameters.values()
-    if last.kind is inspect.Parameter.VAR_KEYWORD:
-        unpacked = get_type_hints(types.SimpleNamespace(__annotations__={"of": last.annotation}), method.__globals__)
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    if parameters and str(parameters[-1].annotation).startswith("Unpack["):
+        last = parameters.pop()
+        unpacked = get_type_hints(types.SimpleNamespace(__annotations__={"of": last.annotation}), function.__globals__)
         options = get_type_hints(get_args(unpacked["of"])[0])
-        method.__annotations__ = {**method.__annotations__, **options}
-        del method.__annotations__[last.name]
+        function.__annotations__ = {**function.__annotations__, **options}
+        del function.__annotations__[last.name]
         named = [inspect.Parameter(name, last.KEYWORD_ONLY, default=..., annotation=options[name]) for name in options]
-        method.__signature__ = signature.replace(parameters=[*others, *named])
+        function.__signature__ = signature.replace(parameters=[*parameters, *named])
 
 
 def check_value(

@@ -111,7 +111,7 @@ class Timeline:
 
 
 def measure(record: Recording, by: By = ()) -> Simulation:
-    """All figures of a recording; keys are told apart by `by`, or else by what the policy looks at."""
+    """All figures of a recording; keys are grouped by `by`, or else by what the policy looks at."""
     by = by or report_by(record.policy)
     by = by or tuple(sorted({name for kind in record.kinds for name in kind.keys} - {"task"}))
     span = max(1, record.ended_at - record.began_at)
