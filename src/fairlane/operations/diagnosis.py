@@ -413,27 +413,17 @@ def _waiting_by_task(moment: Moment, *, names: Sequence[str]) -> Looking[Counter
     return Counter({task: count for task, count in sorted(counts.items()) if task and count > 0})
 
 
-def unknown_tasks(workers: Iterable[WorkerView]) -> dict[tuple[str, str], list[WorkerView]]:
-    """By queue and task, those live workers that were given jobs of a task and do not know it."""
-    found: dict[tuple[str, str], list[WorkerView]] = {}
-    for each in workers:
-        for task, queue in each.unknown_tasks.items():
-            found.setdefault((whole_of(queue), task), []).append(each)
-    return found
-
-
-def knows(workers: Iterable[WorkerView], queue: str, task: str) -> bool:
-    """Whether one of these workers serves a queue and knows a task."""
-    return any(task in each.tasks and queue in map(whole_of, each.queues) for each in workers)
-
-
 def about_reported_tasks(workers: Iterable[WorkerView]) -> Unknown:
     """Tasks that workers say they do not know."""
     alive = [each for each in workers if each.takes_jobs]
+    ignorant: dict[tuple[str, str], list[str]] = {}
+    for each in alive:
+        for task, queue in each.unknown_tasks.items():
+            ignorant.setdefault((whole_of(queue), task), []).append(each.name)
     found: Unknown = {}
-    for (queue, task), ignorant in sorted(unknown_tasks(alive).items(), key=lambda each: each[0]):
-        is_known = knows(alive, queue, task)
-        names = ", ".join(each.name for each in ignorant[:NAMED]) + (", …" if len(ignorant) > NAMED else "")
+    for (queue, task), workers_of in sorted(ignorant.items()):
+        is_known = any(task in each.tasks and queue in map(whole_of, each.queues) for each in alive)
+        names = ", ".join(workers_of[:NAMED]) + (", …" if len(workers_of) > NAMED else "")
         who = f"worker {names} does not know it" if is_known else "no worker that serves this queue knows it"
         message = f"jobs of task {task!r} are given back again and again: {who}"
         found[queue, task] = _unknown_task(queue, task, message, Level.WARNING if is_known else Level.FAULT)

@@ -33,7 +33,7 @@ from fairlane.store.procedures import Work
 from fairlane.store.protocol import Store
 
 LIMIT = 1_000
-"""Jobs that an action touches unless told otherwise."""
+"""Jobs that an action touches by default."""
 BATCH = 200
 """Jobs of one transaction: small enough that nobody waits long for it."""
 CANCELLED_TOGETHER = 50

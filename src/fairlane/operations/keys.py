@@ -13,8 +13,8 @@ import msgspec
 from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.errors import ConfigurationError
 from fairlane.job import JobRecord, State
-from fairlane.operations.explanations import explained, not_told_apart
-from fairlane.operations.requests import in_force, partitions_among
+from fairlane.operations.explanations import explained, explanation_of, no_such_key
+from fairlane.operations.requests import partitions_among
 from fairlane.operations.section import KeyValues, Section
 from fairlane.operations.views import (
     Chart,
@@ -232,24 +232,17 @@ class Keys(Section):
 
     async def show(self, queue: str, keys: KeyValues) -> OneKey:
         """One key, whether it has jobs or not: what waits, runs and comes next, its limits and what holds it."""
-        store = await self._store()
-        await in_force(store, whole_of(queue))
-        return await store.ask(lambda moment: _key_at(moment, queue, canonical_keys(keys)))
+        return await (await self._store()).ask(lambda moment: _key_at(moment, queue, canonical_keys(keys)))
 
     async def show_several(self, queue: str, keys: Sequence[KeyValues]) -> list[KeyView]:
         """Some keys of a queue at a glance, in the order given; those that are no keys of its policy are left out."""
-        store = await self._store()
-        await in_force(store, whole_of(queue))
-        return await store.ask(lambda moment: keys_at(moment, queue, keys))
+        return await (await self._store()).ask(lambda moment: keys_at(moment, queue, keys))
 
     async def rank(
         self, queue: str | None = None, by: str | Sequence[str] | None = None, *, sort: str = "waiting", limit: int = 50
     ) -> Ranking:
         """The first keys of a queue; of none in particular, those of the busiest, each by its fair key."""
-        store = await self._store()
-        if queue is not None:
-            await in_force(store, whole_of(queue))
-        return await store.ask(lambda moment: _ranked(moment, queue, by, sort, limit))
+        return await (await self._store()).ask(lambda moment: _ranked(moment, queue, by, sort, limit))
 
     # Last: below it, `list` in an annotation would be this method.
     async def list(
@@ -265,9 +258,7 @@ class Keys(Section):
     ) -> KeyList:
         """A page of a queue's keys, by one of its scopes (the first one unless said otherwise); sorted by `waiting`,
         `running`, `ended`, `started` or `name`."""
-        store = await self._store()
-        await in_force(store, whole_of(queue))
-        return await store.ask(
+        return await (await self._store()).ask(
             lambda moment: page_at(
                 moment, queue, by, sort=sort, search=search, held_only=held_only, after=after, limit=limit
             )
@@ -352,7 +343,7 @@ def _key_at(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -> 
     policy = yield from moment.policy(whole_of(queue))
     scope = next((by for by in policy.scopes if set(by) == set(canonical)), None)
     if scope is None:
-        raise not_told_apart(policy, canonical)
+        raise no_such_key(policy, canonical)
     look = yield from _look(moment, queue, scope)
     ((where, figures),) = yield from _named(moment, look, scope, [tuple(canonical[name] for name in scope)])
     (view,) = yield from _views(moment, look, [(where, figures)])
@@ -370,7 +361,7 @@ def _key_at(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -> 
         lanes=(yield from _lanes(moment, look.policies[where], canonical)),
         running=[_job(each) for each in sorted(running, key=lambda job: job.id, reverse=True)[:SHOWN_JOBS]],
         next_jobs=[_job(each) for each in (yield from moment.next_jobs(where, canonical, SHOWN_JOBS))],
-        why=[hold.words for hold in known.told([()] * len(known.parts)).holds],
+        why=[hold.words for hold in explanation_of(queue, known, [()] * len(known)).holds],
         overrides=[each.describe() for each in policy.overrides.all if dict(each.scope) == canonical],
     )
 
@@ -436,11 +427,14 @@ def _look(moment: Moment, queue: str, scope: By) -> Looking[_Look]:
     minutes = yield from moment.minutes(names, 0)
     now = moment.now
     every = [each for several in minutes.values() for each in several]
+    by_key = Counter[Key]()
+    for lane in scheduled.lanes:
+        by_key[select(scope, lane.keys, lane.priority)] += lane.arrived
     return _Look(
         now,
         {name: policies[name].policy for name in names},
         sum(each.ran for each in every),
-        _by_key(scope, scheduled.lanes),
+        by_key,
         scheduled.is_all,
         {whole_of(queue): Seen(every, now)},
         (yield from moment.workers()),
@@ -448,7 +442,7 @@ def _look(moment: Moment, queue: str, scope: By) -> Looking[_Look]:
 
 
 def _merged(found: Sequence[Found]) -> list[Found]:
-    """Each key once: one that jobs of several partitions carry is told as if it were in one."""
+    """Each key once: one that jobs of several partitions carry is shown as if it were in one."""
     merged: dict[Key, Found] = {}
     for queue, figures in found:
         known = merged.get(figures.key)
@@ -456,18 +450,14 @@ def _merged(found: Sequence[Found]) -> list[Found]:
     return list(merged.values())
 
 
-def _by_key(scope: By, lanes: Iterable[LaneTally]) -> dict[Key, int]:
-    sums: dict[Key, int] = {}
-    for lane in lanes:
-        key = select(scope, lane.keys, lane.priority)
-        sums[key] = sums.get(key, 0) + lane.arrived
-    return sums
-
-
 def _newcomers(moment: Moment, look: _Look, scope: By, search: str, shown: set[Key]) -> Looking[list[Found]]:
     """Keys without figures: all that is known of them are jobs that are scheduled."""
     names, wanted = list(look.policies), search.casefold()
-    keys = [key for key in look.scheduled if key not in shown and _matches(key, wanted)]
+    keys = [
+        key
+        for key in look.scheduled
+        if key not in shown and (not wanted or any(wanted in value.casefold() for value in key if value is not None))
+    ]
     named = yield from moment.keys_named(names, [(scope, key) for key in keys[:NEWCOMERS]])
     known = {figures.key for _, figures in named}
     return [
@@ -475,10 +465,6 @@ def _newcomers(moment: Moment, look: _Look, scope: By, search: str, shown: set[K
         for key in keys[:NEWCOMERS]
         if key not in known
     ]
-
-
-def _matches(key: Key, wanted: str) -> bool:
-    return any(wanted in value.casefold() for value in key if value is not None) or not wanted
 
 
 def _home(policies: Mapping[str, Policy], keys: Mapping[str, str | None]) -> str:
@@ -511,12 +497,12 @@ def _views(moment: Moment, look: _Look, found: Sequence[Found]) -> Looking[list[
             shared += [each for each in limits if each.bound.is_shared]
         if (flow := _flow(look.policies[queue], figures)) is not None:
             flows.setdefault(queue, []).append(flow)
-    told = {name: iter(each) for name, each in (yield from gauges_of(moment, look.policies, asked)).items()}
+    gauges = {name: iter(each) for name, each in (yield from gauges_of(moment, look.policies, asked)).items()}
     weights = yield from moment.weights_named(flows)
     sharing = yield from _sharing(moment, look, shared)
     views = []
     for (queue, figures), (limits, is_all) in zip(found, passed, strict=True):
-        of_key = [(each, next(told[queue])) for each in limits]
+        of_key = [(each, next(gauges[queue])) for each in limits]
         view = _view(look, queue, figures, of_key, sharing, weights)
         views.append(msgspec.structs.replace(view, drains_at_least=not is_all))
     return views
@@ -723,7 +709,7 @@ def _scope(policy: Policy, by: str | Sequence[str] | None) -> By:
     wanted = tuple(by.split(",")) if isinstance(by, str) else tuple(by)
     found = next((scope for scope in policy.scopes if set(scope) == set(wanted)), None)
     if found is None:
-        raise not_told_apart(policy, wanted)
+        raise no_such_key(policy, wanted)
     return found
 
 

@@ -30,7 +30,7 @@ class Operations(Section):
     """What operators see and do: `app.operations`.
 
     Every change is one transaction, in force at the next claim, and recorded with `actor` (by default FAIRLANE_ACTOR,
-    else user@host) and `reason`. With `dry_run` it is only said what would change.
+    else user@host) and `reason`. With `dry_run` the result says what would change, and nothing changes.
     """
 
     def __init__(self, source: OperationsSource, audience: Audience = PROGRAM, rules: tuple[Redact, ...] = ()) -> None:
@@ -58,7 +58,7 @@ class Operations(Section):
         return self._redactor
 
     async def now(self) -> Instant:
-        """The time by the database's clock, which every moment here is told by."""
+        """The time by the database's clock, as are all times here."""
         return await (await self._store()).now()
 
     async def overview(self) -> Overview:
@@ -99,7 +99,7 @@ class Operations(Section):
         return await diagnose(store, app.declared_policies, tasks, figures, views, look.workers.workers)
 
     async def metrics(self, keys: int = 20) -> Figures:
-        """Queues, limits, keys and workers in numbers, by metric: what a scraper is told of the whole fleet. Of keys,
+        """Queues, limits, keys and workers in numbers, by metric: what a scraper gets for the whole fleet. Of keys,
         the first so many."""
         return await (await self._store()).ask(lambda moment: figures_at(moment, keys))
 
@@ -123,8 +123,9 @@ def _totals(views: Sequence[QueueView], workers: WorkerList) -> Totals:
         scheduled=sum_of(view.scheduled for view in views),
         dead=sum_of(view.dead for view in views),
         oldest_wait=max((view.oldest_wait for view in views if view.oldest_wait is not None), default=None),
+        workers_late=workers.late,
+        # A worker may serve several queues.
         workers=workers.alive - workers.stopping,
         workers_stopping=workers.stopping,
-        workers_late=workers.late,
         slots=workers.slots,
     )

@@ -27,7 +27,7 @@ from fairlane.operations.section import ChangeOptions, Intent, KeyValues, Sectio
 from fairlane.operations.views import jobs_wait
 from fairlane.parameters import checked_methods
 from fairlane.policy.limits import Limit
-from fairlane.policy.overrides import Amendment, Kind, Override, Scope, amend, everyone_in, without_effect
+from fairlane.policy.overrides import Kind, Override, Scope, amend, everyone_in, without_effect
 from fairlane.policy.partitions import parse_partition
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.store import records
@@ -229,9 +229,20 @@ async def _change(
     amendments = [amend(policy, put, remove) for policy in policies]
     if not intent.dry_run:
         amendments = await store.amend(names, put, remove, intent.note(action))
-    whole, *others = [
-        _changed(policy, action, amendment, intent) for policy, amendment in zip(policies, amendments, strict=True)
-    ]
+    changes = []
+    for policy, amendment in zip(policies, amendments, strict=True):
+        limits = [each.limit for each in (*amendment.before, *amendment.after)]
+        change = Change(
+            queue=policy.queue,
+            action=action,
+            is_dry_run=intent.dry_run,
+            before=amendment.before,
+            after=amendment.after,
+            remaining=amendment.overrides.all,
+            everyone=everyone_in(policy, limits[0] if limits else None),
+        )
+        changes.append(change)
+    whole, *others = changes
     whole = replace(whole, partitions=tuple(each for each in others if each.before != whole.before))
     touched = [each.scope for each in (*whole.after, *whole.before)]
     if not intent.dry_run or not touched:
@@ -268,19 +279,6 @@ async def _count(store: Store, wanted: JobFilter) -> tuple[int, bool]:
         if after is None:
             return count, False
     return count, True
-
-
-def _changed(policy: Policy, action: str, amendment: Amendment, intent: Intent) -> Change:
-    limits = [each.limit for each in (*amendment.before, *amendment.after)]
-    return Change(
-        queue=policy.queue,
-        action=action,
-        is_dry_run=intent.dry_run,
-        before=amendment.before,
-        after=amendment.after,
-        remaining=amendment.overrides.all,
-        everyone=everyone_in(policy, limits[0] if limits else None),
-    )
 
 
 def overrides_of(policy: Policy, now: Instant) -> list[OverrideInForce]:

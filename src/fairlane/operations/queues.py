@@ -20,10 +20,8 @@ from fairlane.operations.diagnosis import (
     about_reported_tasks,
     about_stopped,
     about_workers,
-    knows,
-    unknown_tasks,
 )
-from fairlane.operations.explanations import explained, forwarded_at, is_routed
+from fairlane.operations.explanations import explained, explanation_of, forwarded_at, is_routed
 from fairlane.operations.keys import (
     chart_of,
     gauge_view,
@@ -152,8 +150,9 @@ class Queues(Amender):
     async def explain(self, queue: str, keys: KeyValues | None = None) -> Explanation:
         """Everything that holds all jobs of a queue or of one partition of it, or all of some keys in it."""
         store, canonical = await self._store(), canonical_keys(keys or {})
-        found = await store.ask(lambda moment: explained(moment, queue, canonical))
-        return found.told([await forwarded_at(store, facts, self._source.forwarded) for facts, _ in found.parts])
+        parts = await store.ask(lambda moment: explained(moment, queue, canonical))
+        forwarded = [await forwarded_at(store, facts, self._source.forwarded) for facts, _ in parts]
+        return explanation_of(queue, parts, forwarded)
 
     async def pause(
         self, queue: str, *, keys: KeyValues | None = None, task: str | None = None, **options: Unpack[TimedOptions]
@@ -276,8 +275,8 @@ def _view(queue: str, names: Sequence[str], look: Look) -> QueueView:
         ),
         unknown_tasks=[
             task
-            for (of, task) in sorted(unknown_tasks(serving))
-            if of == whole_of(queue) and not knows(serving, of, task)
+            for (of, task), found in about_reported_tasks(serving).items()
+            if of == whole_of(queue) and found.level is Level.FAULT
         ],
     )
     return _with_status(view)
@@ -371,7 +370,7 @@ def sum_of(numbers: Iterable[Counted]) -> Counted:
 
 
 LAGGING_AFTER = 60.0
-"""Seconds that a job which nothing holds back may wait before it is told as lag."""
+"""Seconds that a job which nothing holds back may wait before it is reported as lag."""
 MOST_HINTS = 20
 OF_ONE_LIMIT = 3
 """Keys that are named one by one for a limit that holds many back: its queue's page has the others."""

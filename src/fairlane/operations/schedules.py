@@ -96,9 +96,9 @@ class Schedules(Section):
             hint = f"did you mean {similar[0]!r}?" if similar else f"there are: {', '.join(rows) or 'none'}"
             raise UnknownSchedule(f"there is no schedule {name!r}; {hint} (workers declare them when they start)")
         if not intent.dry_run and row.is_paused is not is_paused:
-            told = row.told()
-            next_at = recurrence_of(told["recurrence"]).next_after(time.wall)
-            note = msgspec.structs.replace(intent.note(action), queue=told["queue"])
+            declared = row.told()
+            next_at = recurrence_of(declared["recurrence"]).next_after(time.wall)
+            note = msgspec.structs.replace(intent.note(action), queue=declared["queue"])
             changed = await store.run(schedules.amend_schedule(name, note, is_paused=is_paused, next_at=next_at))
             row = changed or row
         return _view(row, time, self._redactor)
@@ -113,10 +113,10 @@ class Schedules(Section):
 
 
 def _view(row: ScheduleRow, time: QueueTime, redactor: Redactor | None) -> ScheduleView:
-    told = row.told()
-    recurrence = recurrence_of(told["recurrence"])
+    declared = row.told()
+    recurrence = recurrence_of(declared["recurrence"])
     state = "orphaned" if row.is_orphaned(time.now) else "paused" if row.is_paused else "active"
-    job = _job_to_come(row, told)
+    job = _job_to_come(row, declared)
     return ScheduleView(
         now=time.wall,
         name=row.name,
@@ -124,10 +124,10 @@ def _view(row: ScheduleRow, time: QueueTime, redactor: Redactor | None) -> Sched
         is_paused=row.is_paused,
         recurrence=recurrence.describe(),
         words=recurrence.in_words(),
-        missed=told["missed"],
-        task=told["task"],
-        queue=told["queue"],
-        call=None if told["call"] is None else redacted(redactor, job)[0],
+        missed=declared["missed"],
+        task=declared["task"],
+        queue=declared["queue"],
+        call=None if declared["call"] is None else redacted(redactor, job)[0],
         next_at=row.next_at if state == "active" else None,
         resumes_at=recurrence.next_after(time.wall) if row.is_paused else None,
         last_slot=row.last_slot,
@@ -139,17 +139,17 @@ def _view(row: ScheduleRow, time: QueueTime, redactor: Redactor | None) -> Sched
     )
 
 
-def _job_to_come(row: ScheduleRow, told: dict[str, Any]) -> JobRecord:
+def _job_to_come(row: ScheduleRow, declared: dict[str, Any]) -> JobRecord:
     return JobRecord(
         id=NO_JOB,
-        queue=told["queue"],
-        task=told["task"],
+        queue=declared["queue"],
+        task=declared["task"],
         state=State.SCHEDULED,
-        priority=told["priority"] or 0,
-        keys={name: None if value is None else str(value) for name, value in (told["keys"] or {}).items()},
-        payload=msgspec.json.encode(told["call"]),
+        priority=declared["priority"] or 0,
+        keys={name: None if value is None else str(value) for name, value in (declared["keys"] or {}).items()},
+        payload=msgspec.json.encode(declared["call"]),
         attempt=0,
-        max_attempts=told["max_attempts"] or 1,
+        max_attempts=declared["max_attempts"] or 1,
         enqueued_at=row.declared_at,
         due_at=row.next_at,
         claimed_at=None,
@@ -160,5 +160,5 @@ def _job_to_come(row: ScheduleRow, told: dict[str, Any]) -> JobRecord:
         progress=None,
         progress_message=None,
         cancel_requested=False,
-        context={**(told["context"] or {}), "schedule": row.name},
+        context={**(declared["context"] or {}), "schedule": row.name},
     )

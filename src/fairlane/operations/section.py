@@ -75,9 +75,8 @@ class Intent:
 
     actor: str
     reason: str = ""
-    expires_in: int | None = None
-    """Microseconds."""
-    expires_at: Instant | None = None
+    expires_in: Duration | None = None
+    expires_at: datetime | None = None
     dry_run: bool = False
 
     def __post_init__(self) -> None:
@@ -94,12 +93,15 @@ class Intent:
 
     def ends_at(self, time: QueueTime) -> Instant | None:
         """When what is set ends by itself, in queue time; `None`: when somebody ends it."""
-        now, at = time.now, self.expires_at
+        at = None
         if self.expires_in is not None:
-            at = now + self.expires_in
-        elif at is not None:
-            at += time.ahead  # a time of day goes by the wall clock
-        if at is not None and at <= now:
+            at = time.now + duration_of("expires_in", self.expires_in)
+        elif self.expires_at is not None:
+            try:
+                at = as_instant(self.expires_at) + time.ahead  # a time of day goes by the wall clock
+            except ConfigurationError as error:
+                raise ConfigurationError(f"expires_at: {error}") from None
+        if at is not None and at <= time.now:
             raise ConfigurationError(
                 "it would have ended already (expires_in, expires_at); give a time to come, or leave it out"
             )
@@ -127,20 +129,11 @@ class Section:
     def _intent(
         self,
         *,
-        reason: str = "",
         actor: str | None = None,
+        reason: str = "",
         dry_run: bool = False,
         expires_in: Duration | None = None,
         expires_at: datetime | None = None,
     ) -> Intent:
-        try:
-            ends_at = None if expires_at is None else as_instant(expires_at)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"expires_at: {error}") from None
-        return Intent(
-            actor=self._source.actor if actor is None else actor,
-            reason=reason,
-            expires_in=None if expires_in is None else duration_of("expires_in", expires_in),
-            expires_at=ends_at,
-            dry_run=dry_run,
-        )
+        who = self._source.actor if actor is None else actor
+        return Intent(actor=who, reason=reason, dry_run=dry_run, expires_in=expires_in, expires_at=expires_at)

@@ -144,52 +144,57 @@ class BlockView(AnyBlock, frozen=True, kw_only=True):
         return "code of no known job" if self.job is None else f"job {self.job} ({self.task})"
 
 
-class QueueView(msgspec.Struct, frozen=True, kw_only=True):
+class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is counted of a queue, or of all together."""
+
+    ready: int = 0
+    """All that could run as far as time is concerned: with those that limits hold back."""
+    held_jobs: int = 0
+    """Of the ready ones, those that at least one limit or pause holds back. Where limits of unrelated scopes hold jobs
+    at the same time, it may be too large, but never too small."""
+    running: int = 0
+    scheduled: Counted = Counted()
+    dead: Counted = Counted()
+    oldest_wait: float | None = None
+    """Seconds since the oldest ready job became ready; `None`: nothing waits, or it is not known yet."""
+    ended: int = 0
+    """Ended in the last 24 hours, failures included."""
+    failed: int = 0
+    """Of these."""
+    started_per_minute: float = 0.0
+    """In the last 60 seconds, as the next two; claims that were given back do not count. Of a minute that is partly
+    older, those count that came since, if they came evenly from the first to the last of that minute."""
+    ended_per_minute: float = 0.0
+    failed_per_minute: float = 0.0
+    workers: int = 0
+    """Workers that serve it: they are alive, and not stopping."""
+    workers_stopping: int = 0
+    """Workers that served it, are stopping and take no new jobs: none of their slots count."""
+    slots: int = 0
+    """What they run at the same time at most, for all their queues."""
+
+
+class QueueView(QueueCounts, frozen=True, kw_only=True):
     """A queue with all its partitions, at a glance."""
 
     queue: str
     status: QueueStatus
     words: str
     """The status in a sentence."""
-    ready: int
-    """All that could run as far as time is concerned: with those that limits hold back."""
     held: list[HeldView]
-    held_jobs: int
-    """Of the ready ones, those that at least one limit or pause holds back. Where limits of unrelated scopes hold jobs
-    at the same time, it may be too large, but never too small."""
-    running: int
     lapsed: int = 0
-    """Of these, those whose leases are over: their worker is gone, and nobody has taken them back."""
-    scheduled: Counted
-    dead: Counted
-    oldest_wait: float | None
-    """Seconds since the oldest ready job became ready; `None`: nothing waits, or it is not known yet."""
-    ended: int = 0
-    """Ended in the last 24 hours, failures included."""
-    failed: int = 0
-    """Of these."""
-    started_per_minute: float
-    """In the last 60 seconds, as the next two; claims that were given back do not count. Of a minute that is partly
-    older, those count that came since, if they came evenly from the first to the last of that minute."""
-    ended_per_minute: float
-    failed_per_minute: float
+    """Of the running ones, those whose leases are over: their worker is gone, and nobody has taken them back."""
     recently_started: int = 0
     """In the last five minutes and the one that has begun, as the next two."""
     recently_ended: int = 0
     recently_failed: int = 0
     recently_denied: int = 0
     """How often limits turned jobs away in that time."""
-    rates: dict[str, str] = {}
+    rates: dict[str, str] = msgspec.field(default_factory=dict)
     """Rates that turned jobs away in this minute or the one before, by name, as one would write them in Python: each
     lets jobs start as it opens, and a look may fall into a moment in which it is open."""
-    workers: int
-    """Workers that serve it: they are alive, and not stopping."""
-    workers_stopping: int = 0
-    """Workers that served it, are stopping and take no new jobs: none of their slots count."""
-    slots: int
-    """What they run at the same time at most, for all their queues."""
     slots_free: int
-    """Of these, how many nothing runs in, of whatever queue: its jobs could start there."""
+    """Of the slots, how many nothing runs in, of whatever queue: its jobs could start there."""
     is_paused: bool
     partitions: int
     unseen: int
@@ -202,9 +207,9 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine's broker says, while it refuses all that is published."""
     unbegun: str | None = None
     """What a dispatcher says of messages that no worker of the engine begins."""
-    long_runs: list[LongRunView] = []
+    long_runs: list[LongRunView] = msgspec.field(default_factory=list)
     """Runs that take longer than usual, or hold a limit for which others wait, the longest first."""
-    unknown_tasks: list[str] = []
+    unknown_tasks: list[str] = msgspec.field(default_factory=list)
     """Tasks of its jobs that no live worker which serves it knows: they are given back again and again."""
 
     @property
@@ -213,28 +218,10 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
         return self.lapsed > 0 and not self.workers
 
 
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
+class Totals(QueueCounts, frozen=True, kw_only=True):
     """All queues together."""
 
-    ready: int = 0
-    held_jobs: int = 0
-    running: int = 0
-    scheduled: Counted = Counted()
-    dead: Counted = Counted()
-    oldest_wait: float | None = None
-    ended: int = 0
-    """Ended in the last 24 hours, failures included."""
-    failed: int = 0
-    """Of these."""
-    started_per_minute: float = 0.0
-    ended_per_minute: float = 0.0
-    failed_per_minute: float = 0.0
-    workers: int = 0
-    """Alive and not stopping."""
-    workers_stopping: int = 0
     workers_late: int = 0
-    slots: int = 0
-    """Of those that are not stopping."""
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -415,7 +402,7 @@ class OneKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNEVEN_CLOCK = 5.0
-"""Seconds between the store's clock and a worker's from which on somebody is told."""
+"""Seconds between the store's clock and a worker's from which on it is reported."""
 
 
 class WorkerView(AnyWorker, frozen=True, kw_only=True):
