@@ -40,7 +40,7 @@ class Level(StrEnum):
     """How bad a finding is."""
 
     FAULT = "fault"
-    """Jobs stand still, are lost in a crash, or run otherwise than somebody thinks."""
+    """Jobs are stuck, can be lost in a crash, or do not run as declared."""
     WARNING = "warning"
     """It works now, and may not for long."""
     NOTE = "note"
@@ -261,8 +261,8 @@ LATE = MINUTE
 
 
 def about_stopped(views: Iterable[QueueView]) -> Iterator[Finding]:
-    """Jobs wait, or were running when their worker died, and nobody is there to run them. One command starts whoever
-    is missing, for all queues that an engine runs, or that Fairlane's workers run."""
+    """Queues with jobs to run and no worker or dispatcher. There is one finding, with one command, for all queues that
+    an engine runs, and one for all that Fairlane's workers run."""
     stopped: dict[bool | None, list[QueueView]] = {}
     for each in views:
         if each.status is QueueStatus.STOPPED and each.refusal is None and (each.ready or each.is_left):
@@ -296,7 +296,7 @@ async def _about_gates(store: Store, queue: str) -> list[Finding]:
 
 
 def about_figures(figures: Iterable[QueueFigures], now: Instant) -> Iterator[Finding]:
-    """Events that nobody folds, and stats that nobody adds up: every look has to, and takes longer and longer."""
+    """Unfolded events and unsummed stats: every reader has to add them up, which takes longer and longer."""
     for each in figures:
         if each.bells > MANY_BELLS:
             message = f"{each.bells:,} bells have not been folded: claims do not keep up, or nobody claims"
@@ -344,7 +344,7 @@ def about_standstills(
 
 
 def _has_started_since(minutes: Iterable[Minute], at: Instant) -> bool:
-    """Whether claims have started something, well after that: where all slots are in use, nobody looks at any gate."""
+    """Whether claims have started jobs well after that time: while all slots are in use, no gate is looked at."""
     return any(each.started and each.number * MINUTE > at + LONG_OVERDUE for each in minutes)
 
 
@@ -353,7 +353,7 @@ def _time(at: Instant) -> str:
 
 
 def about_schedules(rows: Iterable[ScheduleRow], time: QueueTime, *, has_worker: bool) -> Iterator[Finding]:
-    """Slots that nobody fires. One that no worker has any more, although there are some, may have been removed."""
+    """Overdue slots. A schedule that no live worker declares may have been removed from the program."""
     for row in rows:
         if row.is_paused or row.next_at is None or time.wall - row.next_at <= LATE:
             continue
@@ -375,7 +375,7 @@ def about_schedules(rows: Iterable[ScheduleRow], time: QueueTime, *, has_worker:
 MOST_TASKS = 200
 TASK = ("task",)
 Unknown = dict[tuple[str, str], Finding]
-"""By queue and task, that nobody knows the task."""
+"""Findings about unknown tasks, by queue and task."""
 
 
 async def _about_waiting_tasks(

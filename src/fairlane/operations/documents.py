@@ -1,4 +1,4 @@
-"""Values of operations as JSON has them: times in ISO 8601, ids, states and kinds as text."""
+"""Values of operations as JSON: times in ISO 8601; ids, states and kinds as text."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def document_of(value: Any) -> Any:
 
 
 def _fields(value: Any, *names: str) -> dict[str, Any]:
-    """These fields of a value; all of them, if none are named."""
+    """The named fields of a value, or all of them."""
     if not names:
         names = tuple(each.name for each in fields(value)) if is_dataclass(value) else value.__struct_fields__
     return {

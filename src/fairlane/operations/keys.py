@@ -223,7 +223,7 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
     sort: str
     keys: list[KeyView]
     unserved: dict[str, str] = {}
-    """Of these queues, those whose waiting jobs nobody starts, with why, in words."""
+    """Those of these queues whose waiting jobs are not being started, each with the reason."""
 
 
 @checked_methods

@@ -49,7 +49,7 @@ class Operations(Section):
         self.workers = Workers(source, audience, rules)
 
     def seen_by(self, audience: Audience, *rules: Redact | None) -> Self:
-        """The same operations for somebody else: what they may see is asked of the app's `redact`, and these rules."""
+        """The same operations for another audience: the app's `redact` and these rules decide what it may see."""
         return type(self)(self._source, audience, tuple(rule for rule in rules if rule is not None))
 
     @property
@@ -108,7 +108,7 @@ class Operations(Section):
         await (await self._store()).run(records.end_session(session, expires_at))
 
     async def is_session_ended(self, session: str) -> bool:
-        """Whether somebody has ended this session."""
+        """Whether this session was ended."""
         return await (await self._store()).run(records.is_session_ended(session))
 
 

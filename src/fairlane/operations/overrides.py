@@ -223,7 +223,7 @@ class Overrides(Section):
 async def _change(
     store: Store, queue: str, action: str, put: Sequence[Override], remove: Sequence[str], intent: Intent
 ) -> Change:
-    """Every partition of a queue has the same overrides: they hold for whatever key may come there."""
+    """Change the overrides of a queue. All of its partitions have the same ones, because any key may land in any."""
     names = await partitions_of(store, queue)
     policies = [(await in_force(store, name)).policy for name in names]
     amendments = [amend(policy, put, remove) for policy in policies]

@@ -1,4 +1,4 @@
-"""Queues at a glance: is work flowing, who waits and why. Looking changes nothing.
+"""Queues at a glance: whether work flows, what waits and why. Looking changes nothing.
 
 Every view is of one moment: what it shows together is read in one snapshot of the database.
 """
@@ -165,12 +165,10 @@ class Queues(Amender):
         self, queue: str, *, keys: KeyValues | None = None, task: str | None = None, **options: Unpack[ChangeOptions]
     ) -> Change:
         """End a pause: the one of exactly this queue, key or task."""
-        store = await self._store()
-        pause = Override(kind=Kind.PAUSE, scope=scope_of(keys, await _full_name(store, queue, task)))
-        as_given = Override(kind=Kind.PAUSE, scope=scope_of(keys, task))
-        if (await in_force(store, queue)).policy.overrides.get(as_given.id):
-            pause = as_given  # the task was paused under just that name
-        return await self._end(queue, "resume", pause, **options)
+        # The task may have been paused under just the name that is given.
+        names = dict.fromkeys([task, await _full_name(await self._store(), queue, task)])
+        pauses = [Override(kind=Kind.PAUSE, scope=scope_of(keys, name)) for name in names]
+        return await self._end(queue, "resume", *pauses, **options)
 
     async def suspend(self, queue: str, **options: Unpack[TimedOptions]) -> Change:
         """Let no limit of a queue hold anything back. All go on counting; pauses and turns stay."""

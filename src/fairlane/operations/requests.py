@@ -51,7 +51,7 @@ def scope_of(keys: Mapping[str, object] | None = None, task: str | None = None) 
 
 
 def find_limit(policy: Policy, text: str, scope: Scope) -> BoundLimit:
-    """The limit that somebody means: by its name, its kind or its keys, as long as only one of them can be meant."""
+    """Find a limit by its name, its kind or its keys; an error if that is ambiguous."""
     wanted = _normalized(text)
     exact = [bound for bound in policy.bound if bound.name == wanted]
     meant = exact or [bound for bound in policy.bound if wanted in _forms(bound)]
@@ -98,7 +98,7 @@ async def known_partitions(store: Store, queue: str) -> list[str]:
 
 
 def partitions_among(names: Iterable[str], queue: str) -> list[str]:
-    """The same, where these are all queues that the database knows."""
+    """A queue and its partitions among the names of all queues."""
     alone = parse_partition(queue)
     if alone is not None:
         return [partition_name(*alone)]

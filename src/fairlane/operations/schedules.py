@@ -33,7 +33,7 @@ class ScheduleView:
     """When it was looked at, by the clock on the wall, which slots go by."""
     name: str
     state: str
-    """`active`, `paused`, or `orphaned`: no worker has it any more, so that nobody fires it."""
+    """`active`, `paused`, or `orphaned`: no worker declares it any more, so it does not fire."""
     is_paused: bool
     """An orphaned one may be paused besides."""
     recurrence: str

@@ -1,4 +1,4 @@
-"""What the nouns of `app.operations` share: the database, who acts and why, and who looks."""
+"""What the sections of `app.operations` share: the store, the options of changes, and the audience."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class ChangeOptions(TypedDict, total=False):
 
 
 class TimedOptions(ChangeOptions, total=False):
-    """The same for a change that may end by itself."""
+    """Options of a change that may end by itself."""
 
     expires_in: Duration | None
     expires_at: datetime | None
 
 
 class BulkOptions(ChangeOptions, total=False):
-    """The same for a change of many jobs."""
+    """Options of a change of many jobs."""
 
     limit: int
     on_progress: OnProgress | None
@@ -71,7 +71,7 @@ class BulkOptions(ChangeOptions, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """Who acts and why, for how long, and whether in earnest."""
+    """The actor of a change, the reason, when it ends, and whether it is a dry run."""
 
     actor: str
     reason: str = ""
@@ -92,7 +92,7 @@ class Intent:
         return Note(actor=self.actor, action=action, reason=self.reason)
 
     def ends_at(self, time: QueueTime) -> Instant | None:
-        """When what is set ends by itself, in queue time; `None`: when somebody ends it."""
+        """When the change ends by itself, in queue time; `None`: it does not."""
         at = None
         if self.expires_in is not None:
             at = time.now + duration_of("expires_in", self.expires_in)

@@ -161,7 +161,7 @@ def _try(
 
 
 class _Pace:
-    """Holds a simulation to its time, ends it when nobody waits for it any more, and lets others run meanwhile."""
+    """Ends a simulation that takes too long or whose caller has gone, and lets other threads run meanwhile."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
@@ -301,7 +301,7 @@ def _lines(text: str) -> dict[_Path, int]:
 
 
 def _toml_lines(text: str) -> dict[_Path, int]:
-    """The same of a TOML text whose classes are tables of their own."""
+    """The same for a TOML text whose classes are `[[classes]]` tables."""
     lines: dict[_Path, int] = {}
     nth = -1
     for number, line in enumerate(text.splitlines(), 1):

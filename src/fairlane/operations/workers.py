@@ -1,4 +1,4 @@
-"""Workers as operators see them: who is there, what it does, who has gone silent."""
+"""Workers as operators see them: which are alive, what they do, which have gone silent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fairlane.store.stats_values import AnyBlock, AnyLongRun, AnyWorker, Blocked
 
 @checked_methods
 class Workers(Section):
-    """`app.operations.workers`: who is there, and who has gone silent."""
+    """`app.operations.workers`: live workers, and those that have gone silent."""
 
     # Last: below it, `list` in an annotation would be this method.
     async def list(self) -> WorkerList:
@@ -32,7 +32,7 @@ def workers_at(moment: Moment) -> Looking[WorkerList]:
 
 
 def worker_list(seen: Sequence[WorkerSeen], now: Instant) -> WorkerList:
-    """The same, of those that were seen."""
+    """The same, made from what was read."""
     past = replaced(seen, now)
     views = [_view(each, now, is_replaced=each.id in past) for each in seen]
     serving = [each for each in views if each.takes_jobs]

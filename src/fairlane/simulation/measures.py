@@ -303,10 +303,10 @@ def named(name: Name) -> str:
 
 
 def _jain(record: Recording, keys: _Grouping, by: By) -> float | None:
-    """Whoever has jobs waiting is owed, by weight, an equal part of what all those who have some are getting."""
+    """A key with waiting jobs is owed its share, by weight, of what all keys with waiting jobs get at that time."""
     fair = record.policy.fair if record.policy.fair and record.policy.fair.by == by else None
     weights = [record.weights.get(name, fair.weight_of(name)) if fair else 1.0 for name in keys.names]
-    # Whoever is owed less than a run of its own can get none of it, or too much.
+    # A key that is owed less than one of its runs gets either nothing or too much.
     compared = [
         each.got / each.owed
         for each, runs, service in zip(keys.accounts(weights), keys.runs, keys.service, strict=True)

@@ -69,7 +69,7 @@ def record(
     until: str | float | None = None,
     on_progress: OnProgress | None = None,
 ) -> Recording:
-    """The same, run by run: for those who want to measure or draw something else."""
+    """The same, run by run, for other measures and plots."""
     if slots < 1:
         raise ConfigurationError(f"slots={slots}: a fleet has at least one slot; give a number above 0")
     fleet = Fleet(
