@@ -135,11 +135,11 @@ def test_what_still_runs_says_how_long_a_run_takes_at_least(run_time: float, run
     board = board_now(policy, 0, [], [(bound, ())])
     told = gauges(board, [(bound, ())])
     told[0].gate.in_flight = 2
-    found = drained_in(18, run_time, told, 0, None, running_for=running_for)
+    passed = [(each, 18) for each in told]
+    found = drained_in(18, run_time, passed, 0, None, running_for=running_for)
     assert found is not None
     assert least <= found <= least + 1
-    assert drained_in(18, run_time, told, 0, None, can_start=False) is None
-    assert drained_in(18, 0.0, told, 0, None, running_for=running_for) is None, "none has ended: it may run for hours"
+    assert drained_in(18, 0.0, passed, 0, None, running_for=running_for) is None, "none has ended: it may run for hours"
 
 
 async def test_a_paused_key_has_no_time_to_drain(shop: Shop) -> None:

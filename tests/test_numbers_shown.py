@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from fairlane import App, Concurrency, Fair, Rate, Task
 from fairlane.cli.program import program
 from fairlane.clock import ManualClock
-from fairlane.operations.explanations import describe_explanation
+from fairlane.operations import document_of
 from fairlane.policy.gates import Origin
 from tests.store.harness import operations_on, serving
 
@@ -115,7 +115,7 @@ async def test_explain_says_which_number_holds_a_job_and_where_it_came_from(shop
     await fill(*shop)
     job = await deliver.using(context=PLAN).enqueue("acme", "api")
     store = await app.opened()
-    told = describe_explanation(await operations_on(store).jobs.explain(job.id))
+    told = document_of(await operations_on(store).jobs.explain(job.id))
     (hold,) = [each for each in told["reasons"] if each["limit"] == "concurrency:tenant"]
     assert (hold["used"], hold["bound"], hold["bound_from"]) == (8, 8, "job")
     assert "8 of 8, from its newest job" in hold["words"]

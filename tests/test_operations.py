@@ -28,7 +28,7 @@ POLICY = Policy(
     ("given", "said"),
     [
         (lambda: Intent(actor=" "), "set FAIRLANE_ACTOR"),
-        (lambda: Intent(actor="ada", expires_in=1, expires_at=2), "not both"),
+        (lambda: Intent(actor="ada", expires_in=1, expires_at=datetime(2030, 1, 1, tzinfo=UTC)), "not both"),
         (lambda: Intent(actor="ada", reason="x" * 2_000), "at most 1,000"),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_policy_that_cannot_be_read_says_where_and_why(text: str, line: int | 
         ('seed = 1\n[[classes]\nname = "a"', 2, "this is not TOML"),
         ("seed = 1", None, "missing required field classes"),
         ('seed = "abc', None, "this is not TOML"),
-        ('classes = [{name = "a", jobs = "x"}]', None, "jobs: Expected int"),
+        ('classes = [{name = "a", jobs = "x"}]', 1, "jobs: Expected int"),
         ("{", 1, "this is not JSON"),
         ("", None, "there is nothing here"),
     ],

@@ -83,6 +83,7 @@ def checked(
     """
 
     def decorate(function: F) -> F:
+        _unpack_options(function)
         what, options = called or _called(function), _options(function)
         kinds = inspect.Parameter
         parameters = inspect.signature(function).parameters.values()
@@ -160,6 +161,20 @@ def checked_methods(kind: C) -> C:
         if inspect.isfunction(method) and not name.startswith("_"):
             setattr(kind, name, checked(called=f"{kind.__name__.lower()}.{name}")(method))
     return kind
+
+
+def _unpack_options(function: Any) -> None:
+    """Show the options of `**options: Unpack[…]` as parameters of their own. As in stubs, `...` stands for defaults."""
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    if parameters and str(parameters[-1].annotation).startswith("Unpack["):
+        last = parameters.pop()
+        unpacked = get_type_hints(types.SimpleNamespace(__annotations__={"of": last.annotation}), function.__globals__)
+        options = get_type_hints(get_args(unpacked["of"])[0])
+        function.__annotations__ = {**function.__annotations__, **options}
+        del function.__annotations__[last.name]
+        named = [inspect.Parameter(name, last.KEYWORD_ONLY, default=..., annotation=options[name]) for name in options]
+        function.__signature__ = signature.replace(parameters=[*parameters, *named])
 
 
 def check_value(

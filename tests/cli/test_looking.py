@@ -209,9 +209,7 @@ def test_top_prints_once_in_a_pipe(run: Run) -> None:
 def test_the_doctor_is_red_at_a_fault_and_green_without(run: Run, shop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from fairlane.operations import diagnosis as diagnosis_database
 
-    monkeypatch.setattr(
-        diagnosis_database, "_settings", lambda _: ()
-    )  # the server of the tests does not wait for its disk
+    monkeypatch.setattr(diagnosis_database, "DURABILITY", ())  # the server of the tests does not wait for its disk
     green = run("doctor")
     assert (green.exit_code, green.stdout) == (0, "nothing is wrong\n")
     run("pause", "webhooks", "--key", "account=nobody")

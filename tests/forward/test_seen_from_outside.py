@@ -194,7 +194,8 @@ async def test_jobs_of_an_engines_own_calls_tell_whoever_knows_no_app_what_to_st
     assert [hint.knob for hint in found.hints] == [command]
     (finding,) = [each for each in await outside.diagnose() if each.check == "no dispatcher"]
     of_job, of_queue = await outside.jobs.explain(job.id), await outside.queues.explain("emails")
-    for each in (finding.remedy, of_job.holds[0].words, of_queue.holds[0].words):
+    assert finding.remedy == command
+    for each in (of_job.holds[0].words, of_queue.holds[0].words):
         assert each.endswith(f"start one: {command}")
 
 

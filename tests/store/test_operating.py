@@ -12,15 +12,7 @@ import pytest
 from fairlane.clock import ManualClock, as_datetime
 from fairlane.errors import ConfigurationError, InvalidPolicy, UnknownQueue
 from fairlane.job import State
-from fairlane.operations import (
-    Change,
-    Finding,
-    describe_change,
-    describe_entry,
-    describe_limit,
-    describe_policy,
-    describe_policy_change,
-)
+from fairlane.operations import Change, Finding, document_of
 from fairlane.operations import diagnosis as diagnosis_queues
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.scheduler.settlement import Died
@@ -105,8 +97,8 @@ async def test_o02_a_change_and_its_undoing_are_recorded_with_who_when_what_and_
     newest, first = (await operations_on(store).audit.list("webhooks")).entries
     assert (first.actor, first.action, first.reason) == ("ada", done.action, "an incident")
     assert (newest.actor, newest.action, newest.at) == ("bob", undone.action, clock.now())
-    assert describe_entry(first)["after"] == describe_entry(newest)["before"]
-    assert describe_change(done)["after"][0]["set_by"] == "ada"
+    assert document_of(first)["after"] == document_of(newest)["before"]
+    assert document_of(done)["after"][0]["set_by"] == "ada"
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -178,7 +170,7 @@ async def test_limits_are_listed_with_what_is_declared_what_is_in_force_and_who_
         ("rate/60s:endpoint", ()): (repr(POLICY.limits[1]), repr(POLICY.limits[1])),
         ("concurrency:", ()): ("Concurrency(50)", "Concurrency(40)"),
     }
-    described = describe_limit(rows["concurrency:account", (("account", "42"),)])
+    described = document_of(rows["concurrency:account", (("account", "42"),)])
     assert (described["in_force"]["max"], described["override"]["set_by"]) == (7, "ada")
     await operations_on(store).queues.suspend("webhooks", **ADA)
     assert all(each.is_suspended for each in await operations_on(store).limits.list("webhooks"))
@@ -207,7 +199,7 @@ async def test_policies_are_shown_compared_and_applied(store: Store) -> None:
     )
     declared = {"webhooks": other, "email": Policy("email")}
     email, webhooks = await operations_on(store, declared).policies.show()
-    assert (email.policy, email.is_drift, describe_policy(email)["version"]) == (None, True, 0)
+    assert (email.policy, email.is_drift, document_of(email)["version"]) == (None, True, 0)
     assert [each.describe() for each in webhooks.drift] == [
         "concurrency:account: Concurrency(5, by='account') becomes Concurrency(9, by='account')",
         "rate/60s:endpoint: Rate(100, per='60s', burst=100, by='endpoint') is removed",
@@ -223,12 +215,12 @@ async def test_policies_are_shown_compared_and_applied(store: Store) -> None:
     assert await store.run(records.queues()) == ["webhooks"]
     done = await operations_on(store, declared).policies.apply(["webhooks"], **ADA)
     assert [(each.is_changed, each.version) for each in done] == [(True, 2)]
-    assert describe_policy_change(done[0])["changes"][0]["part"] == "concurrency:account"
+    assert document_of(done[0])["changes"][0]["part"] == "concurrency:account"
     (entry,) = (await operations_on(store).audit.list()).entries
     assert (entry.actor, entry.action, entry.reason) == ("ada", "policy apply", "an incident")
     await operations_on(store, declared).policies.apply(["email"], **ADA)
     (first,) = (await operations_on(store).audit.list("email")).entries
-    assert (first.target, first.before, describe_entry(first)["after"]["queue"]) == ("version 1", None, "email")
+    assert (first.target, first.before, document_of(first)["after"]["queue"]) == ("version 1", None, "email")
     (same,) = await operations_on(store, {"webhooks": other}).policies.diff()
     assert (same.is_drift, same.drift) == (False, ())
     (again,) = await operations_on(store, {"webhooks": other}).policies.apply(**ADA)
@@ -253,7 +245,7 @@ async def test_the_audit_is_listed_page_by_page(store: Store) -> None:
         await operations_on(store).limits.set("webhooks", "concurrency", 10 + number, **ADA)
     first = await operations_on(store).audit.list(limit=3)
     rest = await operations_on(store).audit.list(limit=3, before=first.before)
-    told = [describe_entry(each)["after"][0]["value"] for each in (*first.entries, *rest.entries)]
+    told = [document_of(each)["after"][0]["value"] for each in (*first.entries, *rest.entries)]
     assert told == [14, 13, 12, 11, 10]
     assert rest.before is None
     assert (await operations_on(store).audit.list("email")).entries == ()
@@ -276,7 +268,7 @@ async def test_o02_every_action_on_jobs_is_recorded_in_its_own_transaction(store
     assert [each.action for each in entries] == ["purge", "cancel", "force", "replay", "retry"]
     assert [each.reason for each in entries] == ["", "no more", "", "", "now"]
     assert {each.queue for each in entries} == {"webhooks"}
-    assert describe_entry(entries[1])["before"] == {str(later): "ready"}
+    assert document_of(entries[1])["before"] == {str(later): "ready"}
 
 
 async def test_a_cancel_of_what_runs_is_recorded_and_one_without_a_note_is_not(store: Store) -> None:
@@ -285,7 +277,7 @@ async def test_a_cancel_of_what_runs_is_recorded_and_one_without_a_note_is_not(s
     assert await store.cancel(first) is State.RUNNING
     await operations_on(store).jobs.cancel([second], actor="ada")
     (entry,) = (await operations_on(store).audit.list()).entries
-    assert describe_entry(entry)["before"] == {str(second): "running"}
+    assert document_of(entry)["before"] == {str(second): "running"}
 
 
 async def test_a_forced_job_starts_although_its_key_is_paused(store: Store) -> None:

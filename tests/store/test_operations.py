@@ -11,10 +11,7 @@ from fairlane import operations
 from fairlane.clock import ManualClock
 from fairlane.errors import ConfigurationError, JobNotFound
 from fairlane.job import State
-from fairlane.operations import (
-    describe_attempt,
-    describe_job,
-)
+from fairlane.operations import document_of
 from fairlane.policy import Policy
 from fairlane.policy.unique import OnReplayConflict, Unique, unique_key
 from fairlane.scheduler.settlement import Died, Done, Failed
@@ -71,8 +68,8 @@ async def test_a_job_is_shown_with_its_call_and_its_attempts(store: Store, paylo
     details = await operations_on(store).jobs.show(job.id)
     assert details.call == call
     assert [each.error for each in details.attempts] == ["ValueError: boom\n\n  File x, line 1"]
-    assert describe_job(details.record)["state"] == "scheduled"
-    assert describe_attempt(details.attempts[0])["claimed_at"] == "2030-01-01T00:00:00+00:00"
+    assert document_of(details.record)["state"] == "scheduled"
+    assert document_of(details.attempts[0])["claimed_at"] == "2030-01-01T00:00:00+00:00"
     with pytest.raises(JobNotFound):
         await operations_on(store).jobs.show(uuid4())
 

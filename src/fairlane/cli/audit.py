@@ -10,7 +10,7 @@ from fairlane.cli.job_selection import app_or_url_options
 from fairlane.cli.output import look
 from fairlane.cli.tables import print_table
 from fairlane.clock import as_datetime
-from fairlane.operations import describe_entry
+from fairlane.operations import document_of
 from fairlane.store.audit import AuditEntry
 
 
@@ -30,7 +30,7 @@ def audit(queue: str | None, limit: int, before: int | None, app: str | None, ur
     """
     page = look(lambda operations: operations.audit.list(queue, before=before, limit=limit), app, url)
     if as_json:
-        click.echo(json.dumps({"entries": [describe_entry(each) for each in page.entries], "before": page.before}))
+        click.echo(json.dumps({"entries": document_of(page.entries), "before": page.before}))
         return
     if not page.entries:
         click.echo("nothing has been done")

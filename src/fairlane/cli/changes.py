@@ -16,7 +16,7 @@ from fairlane.cli.job_selection import place_options, selection_of, time_of, who
 from fairlane.cli.tables import Progress, ago, plural, tell_report
 from fairlane.clock import Instant, as_datetime, microseconds
 from fairlane.errors import ConfigurationError
-from fairlane.operations import Change, Operations, OverrideInForce, Report, describe_change
+from fairlane.operations import Change, Operations, OverrideInForce, Report, document_of
 from fairlane.operations.jobs import Jobs
 from fairlane.policy.overrides import EVERYONE, Override
 from fairlane.redaction import one_line
@@ -64,7 +64,7 @@ def change(action: Callable[[Operations, dict[str, Any]], Awaitable[Change]], op
 
     done, now = asyncio.run(changed())
     if options["as_json"]:
-        click.echo(json.dumps(describe_change(done)))
+        click.echo(json.dumps(document_of(done)))
         return
     _tell(done, now)
 

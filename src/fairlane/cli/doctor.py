@@ -11,7 +11,7 @@ import click
 from fairlane.cli.job_selection import app_or_url_options, with_app
 from fairlane.cli.output import look
 from fairlane.errors import SchemaError, StoreUnavailable
-from fairlane.operations import Finding, Operations, about_no_database, describe_finding
+from fairlane.operations import Finding, Operations, about_no_database, document_of
 
 STYLES = {"fault": "red", "warning": "yellow", "note": "cyan"}
 
@@ -38,7 +38,7 @@ def doctor(app: str | None, url: str | None, strict: bool, as_json: bool) -> Non
     """
     findings = [replace(each, remedy=with_app(each.remedy)) for each in _look(app, url)]
     if as_json:
-        click.echo(json.dumps([describe_finding(each) for each in findings]))
+        click.echo(json.dumps(document_of(findings)))
     for each in () if as_json else findings:
         level = click.style(f"{each.level:<7}", STYLES[each.level])
         where = "" if each.queue is None else f"{each.queue}: "

@@ -13,8 +13,7 @@ from fairlane.cli.tables import ago
 from fairlane.clock import SECOND, lasting
 from fairlane.errors import ConfigurationError
 from fairlane.job import State
-from fairlane.operations import JobFilter, Operations
-from fairlane.operations.explanations import describe_explanation
+from fairlane.operations import JobFilter, Operations, document_of
 from fairlane.policy.keys import canonical_keys
 from fairlane.redaction import one_line
 from fairlane.scheduler.explain import Explanation
@@ -51,7 +50,7 @@ def explain(
     tasks = loaded.known_tasks() if app else None
     told, is_empty = ask_app(lambda operations: _ask(operations, job, queue, wanted, tasks), loaded)
     if as_json:
-        click.echo(json.dumps(describe_explanation(told)))
+        click.echo(json.dumps(document_of(told)))
     else:
         _tell(told, is_empty)
 

@@ -32,7 +32,7 @@ from fairlane.cli.tables import Progress, ago, first_line, keys_of, print_table,
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, FairlaneError
 from fairlane.job import JobRecord
-from fairlane.operations import LIMIT, describe_details, describe_exported, describe_page, exported_columns
+from fairlane.operations import LIMIT, describe_exported, document_of, exported_columns
 from fairlane.policy.keys import key_words
 from fairlane.policy.unique import OnReplayConflict
 from fairlane.redaction import Redactor, Surface, json_text, one_line
@@ -234,7 +234,7 @@ def listing(options: dict[str, Any], *, by_end: bool) -> tuple[JobPage, Instant]
 
 
 def tell_page(page: JobPage) -> None:
-    click.echo(json.dumps(describe_page(page)))
+    click.echo(json.dumps(document_of(page)))
 
 
 def tell_rest(page: JobPage) -> None:
@@ -258,7 +258,7 @@ def show(job: str, app: str | None, url: str | None, as_json: bool) -> None:
     if not as_json:
         tell_details(details)
         return
-    click.echo(json.dumps(describe_details(details)))
+    click.echo(json.dumps(document_of(details)))
 
 
 @jobs.command()

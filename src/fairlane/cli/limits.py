@@ -13,7 +13,7 @@ from fairlane.cli.job_selection import LookingGroup, keys_given, place_options
 from fairlane.cli.output import look_now
 from fairlane.cli.tables import ago, print_table
 from fairlane.clock import Instant
-from fairlane.operations import LimitInForce, Operations, describe_limit, describe_overrides
+from fairlane.operations import LimitInForce, Operations, document_of
 
 
 @click.group(cls=LookingGroup)
@@ -82,7 +82,7 @@ def list_limits(queue: str | None, app: str | None, url: str | None, as_json: bo
     """
     found, now = look_now(lambda on: _limits_by_queue(on, queue), app_of(app, url))
     if as_json:
-        click.echo(json.dumps([{"queue": name, **describe_limit(each)} for name, each in found]))
+        click.echo(json.dumps([{"queue": name, **document_of(each)} for name, each in found]))
         return
     if not found:
         click.echo("no queue has a limit" if queue is None else f"queue {queue!r} has no limit")
@@ -194,7 +194,7 @@ def overrides(queue: str | None, app: str | None, url: str | None, as_json: bool
     """
     found, now = look_now(lambda on: on.overrides.list(queue), app_of(app, url))
     if as_json:
-        click.echo(json.dumps(describe_overrides(found)))
+        click.echo(json.dumps(document_of(found)))
         return
     tell_overrides(found, now)
     if not found:

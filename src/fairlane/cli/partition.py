@@ -16,7 +16,7 @@ from fairlane.cli.changes import change_options, intent_of
 from fairlane.cli.database import app_of, operations_on
 from fairlane.cli.tables import Progress, plural
 from fairlane.errors import ConfigurationError
-from fairlane.operations import PartitionPlan, Repartitioned, describe_partitions
+from fairlane.operations import PartitionPlan, Repartitioned, document_of
 from fairlane.queue import check_divided_by
 
 
@@ -64,7 +64,7 @@ def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, **options: An
     if done is None:
         raise click.Abort
     if options["as_json"]:
-        click.echo(json.dumps(describe_partitions(done)))
+        click.echo(json.dumps(document_of(done)))
     else:
         _tell(done)
 

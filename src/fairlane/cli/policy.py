@@ -12,7 +12,7 @@ from fairlane.cli.changes import intent_of, said_of, tell_overrides
 from fairlane.cli.database import app_of, load_app
 from fairlane.cli.job_selection import LookingGroup, app_options, app_or_url_options, who_options
 from fairlane.cli.output import ask_app, look_now
-from fairlane.operations import describe_policy, describe_policy_change
+from fairlane.operations import document_of
 from fairlane.operations.policies import require_declared
 from fairlane.simulation.measures import describe
 
@@ -45,7 +45,7 @@ def show(app: str | None, url: str | None, names: tuple[str, ...], as_json: bool
     """
     shown, now = look_now(lambda operations: operations.policies.show(names), app_of(app, url))
     if as_json:
-        click.echo(json.dumps([describe_policy(each) for each in shown]))
+        click.echo(json.dumps(document_of(shown)))
         return
     for each in shown:
         in_force = "" if each.policy is None else f"{describe(each.policy)} (version {each.version})"
@@ -73,7 +73,7 @@ def diff(app: str, names: tuple[str, ...], as_json: bool) -> None:
     require_declared(loaded.declared_policies, names)
     shown = ask_app(lambda operations: operations.policies.diff(names), loaded)
     if as_json:
-        click.echo(json.dumps([describe_policy(each) for each in shown if each.is_drift]))
+        click.echo(json.dumps([document_of(each) for each in shown if each.is_drift]))
     for each in () if as_json else shown:
         if not each.is_drift:
             click.echo(f"{each.queue}: no difference (version {each.version})")
@@ -115,7 +115,7 @@ def apply(app: str, names: tuple[str, ...], accept_missing_keys: bool, as_json: 
     how = {**intent_of(options), "accept_missing_keys": accept_missing_keys}
     outcomes, now = look_now(lambda operations: operations.policies.apply(names, **how), loaded)
     if as_json:
-        click.echo(json.dumps([describe_policy_change(each) for each in outcomes]))
+        click.echo(json.dumps(document_of(outcomes)))
         return
     for each in outcomes:
         done = "would be in force" if each.is_dry_run else "is now in force"

@@ -13,7 +13,7 @@ from fairlane.cli.job_selection import LookingGroup, app_or_url_options
 from fairlane.cli.output import look
 from fairlane.cli.tables import ago, print_table
 from fairlane.clock import Instant
-from fairlane.operations import ScheduleView, describe_schedule
+from fairlane.operations import ScheduleView, document_of
 from fairlane.operations.schedules import Schedules
 
 
@@ -46,7 +46,7 @@ def list_(app: str | None, url: str | None, as_json: bool) -> None:
     """
     found = look(lambda operations: operations.schedules.list(), app, url)
     if as_json:
-        click.echo(json.dumps({"schedules": [describe_schedule(each) for each in found]}))
+        click.echo(json.dumps({"schedules": document_of(found)}))
         return
     if not found:
         click.echo("there are no schedules; workers declare them when they start: app.schedule(…)")
@@ -112,7 +112,7 @@ def _change(
     intent = intent_of(options)
     view = look(lambda operations: action(operations.schedules)(name, **intent), options["app"], options["url"])
     if options["as_json"]:
-        click.echo(json.dumps(describe_schedule(view) | {"is_dry_run": options["dry_run"]}))
+        click.echo(json.dumps(document_of(view) | {"is_dry_run": options["dry_run"]}))
         return
     would = "would be " if options["dry_run"] else ""
     triggers = view.triggers_in_words and f"; {view.triggers_in_words}"

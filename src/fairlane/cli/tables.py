@@ -16,7 +16,7 @@ from rich.text import Text
 from fairlane.cli.job_selection import with_app
 from fairlane.clock import Instant, as_datetime, lasting, measured
 from fairlane.job import JobRecord
-from fairlane.operations import JobDetails, Report, describe_job, describe_report
+from fairlane.operations import JobDetails, Report, document_of
 from fairlane.operations.views import Counted, GaugeView, Hint, KeyMinute, QueueStatus
 from fairlane.redaction import indented, json_text, one_line
 
@@ -256,7 +256,7 @@ def first_line(text: str | None) -> str:
 def tell_report(report: Report, as_json: bool, *, hint: str = "") -> None:
     """What was done, or would be; then what was not, and why."""
     if as_json:
-        click.echo(json.dumps(describe_report(report)))
+        click.echo(json.dumps(document_of(report)))
         return
     count = len(report.done)
     jobs = plural(count, "job")
@@ -287,7 +287,7 @@ def tell_report(report: Report, as_json: bool, *, hint: str = "") -> None:
 
 def tell_details(details: JobDetails) -> None:
     """One job on as many lines as it takes."""
-    described = describe_job(details.record)
+    described = document_of(details.record)
     error = described.pop("error")
     described["keys"] = keys_of(details.record)
     described["attempt"] = f"{described['attempt']} of {described.pop('max_attempts')}"

@@ -30,16 +30,8 @@ from fairlane.operations import (
     Overview,
     Selection,
     WorkerList,
-    describe_change,
-    describe_details,
-    describe_entry,
-    describe_limit,
-    describe_page,
-    describe_policy,
-    describe_report,
-    describe_schedule,
+    document_of,
 )
-from fairlane.operations.explanations import describe_explanation
 from fairlane.policy.keys import canonical_keys
 from fairlane.redaction import Surface
 
@@ -260,44 +252,44 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("explain_queue", "/queues/{queue}/explain", "Everything that holds a queue, or some keys of it.",
               shapes.ExplanationShown,
               _look(lambda asked: asked.operations.queues.explain(asked.queue, _keys(asked.given.key)),
-                    describe_explanation), query=shapes.ExplainQuery),
+                    document_of), query=shapes.ExplainQuery),
     Operation("list_limits", "/queues/{queue}/limits", "Every limit of a queue: declared, in force, and who changed "
               "it.", shapes.LimitList,
-              _look(lambda asked: asked.operations.limits.list(asked.queue), _list("limits", describe_limit))),
+              _look(lambda asked: asked.operations.limits.list(asked.queue), _list("limits", document_of))),
     Operation("list_jobs", "/jobs", "Jobs that fit, the newest first.", shapes.JobList,
-              _look(lambda asked: _jobs_in(asked, asked.given.state), describe_page), query=shapes.JobsQuery,
+              _look(lambda asked: _jobs_in(asked, asked.given.state), document_of), query=shapes.JobsQuery,
               fails=(404,)),
     Operation("list_dead", "/dead", "Dead jobs, the last to die first.", shapes.JobList,
-              _look(lambda asked: _jobs_in(asked, "dead"), describe_page), query=shapes.DeadQuery, fails=(404,)),
+              _look(lambda asked: _jobs_in(asked, "dead"), document_of), query=shapes.DeadQuery, fails=(404,)),
     Operation("show_job", "/jobs/{job}", "Everything about one job.", shapes.OneJob,
-              _look(lambda asked: asked.operations.jobs.show(asked.job), describe_details)),
+              _look(lambda asked: asked.operations.jobs.show(asked.job), document_of)),
     Operation("explain_job", "/jobs/{job}/explain", "Everything that holds a job.", shapes.ExplanationShown,
-              _look(lambda asked: asked.operations.jobs.explain(asked.job), describe_explanation)),
+              _look(lambda asked: asked.operations.jobs.explain(asked.job), document_of)),
     Operation("list_workers", "/workers", "Every worker, and those that have gone silent.", WorkerList,
               _look(lambda asked: asked.operations.workers.list())),
     Operation("list_schedules", "/schedules", "Every schedule: when it is due, what it enqueues, what it enqueued "
               "last.", shapes.ScheduleList,
-              _look(lambda asked: asked.operations.schedules.list(), _list("schedules", describe_schedule))),
+              _look(lambda asked: asked.operations.schedules.list(), _list("schedules", document_of))),
     Operation("list_audit", "/audit", "What operators did, the newest first.", shapes.AuditList,
-              _look(_page_of_audit, lambda page: {"entries": [describe_entry(each) for each in page.entries],
+              _look(_page_of_audit, lambda page: {"entries": document_of(page.entries),
                                                   "after": page.before}), query=shapes.AuditQuery),
     Operation("show_policies", "/policies", "The policies in force, and where the program at hand declares another "
               "one.", shapes.PolicyList,
-              _look(lambda asked: asked.operations.policies.show(), _list("policies", describe_policy))),
+              _look(lambda asked: asked.operations.policies.show(), _list("policies", document_of))),
     Operation("diagnose", "/findings", "What is wrong with the queues of this database.", shapes.FindingList,
               _look(lambda asked: asked.operations.diagnose(), lambda found: {"findings": found})),
     Operation("openapi", "/openapi.json", "This description.", dict[str, Any], _openapi),
     # It changes nothing, so viewers may; it is bounded, and one at a time.
     Operation("try_policies", "/simulate", "Try policies side by side on a virtual clock. Touches no queue.",
               shapes.SimulationList, _simulate, body=shapes.Simulate, fails=(404,)),
-    *(Operation(name, f"/queues/{{queue}}/{what}", summary, shapes.ChangeMade, _action(act, describe_change), act=act,
+    *(Operation(name, f"/queues/{{queue}}/{what}", summary, shapes.ChangeMade, _action(act, document_of), act=act,
                 body=body, role=Role.OPERATOR)
       for name, act, what, summary, body in CHANGES),
-    *(Operation(f"{what}_jobs", f"/jobs/{what}", summary, shapes.ReportShown, _action(f"jobs.{what}", describe_report),
+    *(Operation(f"{what}_jobs", f"/jobs/{what}", summary, shapes.ReportShown, _action(f"jobs.{what}", document_of),
                 act=f"jobs.{what}", body=body, role=Role.OPERATOR, fails=(404,))
       for what, summary, body in OF_JOBS),
     *(Operation(f"{what}_schedule", f"/schedules/{what}", summary, shapes.ScheduleChange,
-                _action(f"schedules.{what}", describe_schedule), act=f"schedules.{what}", body=shapes.ChangeSchedule,
+                _action(f"schedules.{what}", document_of), act=f"schedules.{what}", body=shapes.ChangeSchedule,
                 role=Role.OPERATOR, fails=(404,))
       for what, summary in OF_SCHEDULES),
 )

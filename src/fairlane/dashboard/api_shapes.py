@@ -1,7 +1,7 @@
 """What programs send to the JSON API, each member with its bounds, and what it answers besides the views of operations.
 
 `openapi.json` is made of both. What is sent is converted into these, and unknown members are refused. What is answered
-is not: `describe_…` of operations makes it, and the tests hold every answer to these shapes. Most of their members are
+is not: `document_of` of operations makes it, and the tests hold every answer to these shapes. Most of their members are
 those of the values that operations return.
 """
 

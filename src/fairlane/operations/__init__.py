@@ -1,25 +1,7 @@
 """What operators see and do, behind every surface: commands, `app.operations`, the JSON API and the dashboard."""
 
 from fairlane.operations.diagnosis import Finding, Level, about_no_database
-from fairlane.operations.documents import (
-    describe_attempt,
-    describe_change,
-    describe_details,
-    describe_entry,
-    describe_exported,
-    describe_finding,
-    describe_job,
-    describe_limit,
-    describe_override,
-    describe_overrides,
-    describe_page,
-    describe_partitions,
-    describe_policy,
-    describe_policy_change,
-    describe_report,
-    describe_schedule,
-    exported_columns,
-)
+from fairlane.operations.documents import describe_exported, document_of, exported_columns
 from fairlane.operations.jobs import LIMIT, JobDetails, Report, Selection
 from fairlane.operations.keys import Ranking
 from fairlane.operations.metrics import Figures
@@ -77,21 +59,7 @@ __all__ = [
     "WorkerList",
     "WorkerView",
     "about_no_database",
-    "describe_attempt",
-    "describe_change",
-    "describe_details",
-    "describe_entry",
     "describe_exported",
-    "describe_finding",
-    "describe_job",
-    "describe_limit",
-    "describe_override",
-    "describe_overrides",
-    "describe_page",
-    "describe_partitions",
-    "describe_policy",
-    "describe_policy_change",
-    "describe_report",
-    "describe_schedule",
+    "document_of",
     "exported_columns",
 ]

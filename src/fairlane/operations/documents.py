@@ -1,9 +1,9 @@
-"""What operators see as JSON has it: times in ISO 8601, states and kinds by their names."""
+"""Values of operations as JSON: times in ISO 8601; ids, states and kinds as text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 from uuid import UUID
@@ -11,18 +11,18 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import iso_text
-from fairlane.job import AttemptRecord, JobRecord
-from fairlane.operations.diagnosis import Finding
+from fairlane.job import JobRecord
 from fairlane.operations.jobs import JobDetails, Report, redacted, redacted_error
 from fairlane.operations.overrides import Change, LimitInForce, OverrideInForce
 from fairlane.operations.partitions import Repartitioned
 from fairlane.operations.policies import PolicyChange, PolicyInForce
 from fairlane.operations.schedules import ScheduleView
+from fairlane.policy.limits import Limit
 from fairlane.policy.overrides import EVERYONE, Override
-from fairlane.policy.policy import Difference
+from fairlane.policy.policy import Difference, Policy
 from fairlane.redaction import Redactor
+from fairlane.scheduler.explain import Explanation, Hold, Holder
 from fairlane.store.audit import AuditEntry
-from fairlane.store.operators import JobPage
 
 # fmt: off
 COLUMNS = (
@@ -31,150 +31,110 @@ COLUMNS = (
     "has_on_dead",
 )
 # fmt: on
+MOMENTS = ("at", "since", "until", "now", "earliest", "estimate", "last_slot")
+"""Fields that are times, besides those that end in `_at`."""
 
 
-def described(value: object, *names: str) -> dict[str, Any]:
-    """These fields of a value: moments in ISO 8601, ids and states as text."""
-    found = {name: getattr(value, name) for name in names}
-    for name, field in found.items():
-        if name == "at" or name.endswith("_at"):
-            found[name] = iso_text(field)
-        elif isinstance(field, UUID | Enum):
-            found[name] = str(field)
-    return found
+def document_of(value: Any) -> Any:
+    """A value of operations, or several of them."""
+    match value:
+        case UUID() | Enum():
+            return str(value)
+        case Policy() | Limit():
+            return value.to_document()
+        case Mapping():
+            return dict(value)
+        case list() | tuple():
+            return [document_of(each) for each in value]
+        case JobRecord():
+            return _fields(value, *COLUMNS)
+        case JobDetails():
+            return document_of(value.record) | _fields(value, "call", "result", "attempts")
+        case Report():
+            return _fields(value, "action", "held", "replaced", "more") | {
+                "dry_run": value.is_dry_run,
+                "count": len(value.done),
+                "jobs": [str(each.job) for each in value.done],
+                "skipped": [
+                    {"id": str(each.job), "reason": each.skipped, "holder": document_of(each.holder)}
+                    for each in value.skipped
+                ],
+            }
+        case Override():
+            return _override(value)
+        case OverrideInForce():
+            return _fields(value, "queue", "no_effect") | _override(value.override, value.everyone)
+        case Change():
+            return _fields(value, "queue", "action", "partitions", "affected") | {
+                "dry_run": value.is_dry_run,
+                "before": [_override(each, value.everyone) for each in value.before],
+                "after": [_override(each, value.everyone) for each in value.after],
+            }
+        case LimitInForce():
+            return _fields(value, "declared", "in_force", "override") | {
+                "limit": value.name,
+                "keys": dict(value.scope),
+                "suspended": value.is_suspended,
+                "per_partition": value.is_per_partition,
+            }
+        case PolicyInForce():
+            stored = {"queue": value.queue} if value.policy is None else value.policy.to_document()
+            declared = value.declared if value.is_drift else None
+            return stored | _fields(value, "version", "drift", "overrides") | {"declared": document_of(declared)}
+        case PolicyChange():
+            made = _fields(value, "version", "changes", "new_keys", "without_place")
+            return value.after.to_document() | made | {"changed": value.is_changed, "dry_run": value.is_dry_run}
+        case Difference():
+            return _fields(value) | {"says": value.describe()}
+        case AuditEntry():
+            before, after = (each and msgspec.json.decode(each) for each in (value.before, value.after))
+            return _fields(value) | {"before": before, "after": after}
+        case Repartitioned(plan=plan):
+            planned = _fields(plan, "queue", "before", "after", "by", "gives_up", "waiting", "running")
+            return planned | {"dry_run": value.is_dry_run, "resumed": plan.is_resumed, "moved": value.moved}
+        case ScheduleView():
+            return {name: each for name, each in _fields(value).items() if name not in ("now", "job")}
+        case Explanation(subject=subject):
+            return _fields(subject, "job", "queue", "task", "state", "priority") | {
+                "keys": {name: each for name, each in subject.keys.items() if name != "task"},
+                "reasons": document_of(value.holds),
+                **_fields(value, "earliest", "estimate", "next_up", "now"),
+            }
+        case Hold():
+            return _fields(value, "reason", "words", "limit", "key", "used", "bound", "until", "count", "holders") | {
+                "bound_from": value.origin,
+                "set_by": None if value.override is None else value.override.set_by,
+            }
+        case Holder():
+            since = None if value.due_at is not None else iso_text(value.since)
+            return _fields(value, "job", "task", "worker", "due_at") | {"since": since}
+        case _ if isinstance(value, msgspec.Struct) or is_dataclass(value):
+            return _fields(value)
+    return value
 
 
-def describe_job(record: JobRecord) -> dict[str, Any]:
-    """A job, without what it carries."""
-    return described(record, *COLUMNS)
-
-
-def describe_page(page: JobPage) -> dict[str, Any]:
-    return {"jobs": [describe_job(each) for each in page.jobs], "after": page.after}
-
-
-def describe_details(details: JobDetails) -> dict[str, Any]:
-    """A job with what it carries, and every attempt."""
+def _fields(value: Any, *names: str) -> dict[str, Any]:
+    """The named fields of a value, or all of them."""
+    if not names:
+        names = tuple(each.name for each in fields(value)) if is_dataclass(value) else value.__struct_fields__
     return {
-        **describe_job(details.record),
-        "call": details.call,
-        "result": details.result,
-        "attempts": [describe_attempt(each) for each in details.attempts],
+        name: iso_text(getattr(value, name))
+        if name.endswith("_at") or name in MOMENTS
+        else document_of(getattr(value, name))
+        for name in names
     }
 
 
-def describe_report(report: Report) -> dict[str, Any]:
-    """What an action did with jobs, or would do."""
-    return {
-        "action": report.action,
-        "dry_run": report.is_dry_run,
-        "count": len(report.done),
-        "jobs": [str(each.job) for each in report.done],
-        "skipped": [
-            {"id": str(each.job), "reason": each.skipped, "holder": None if each.holder is None else str(each.holder)}
-            for each in report.skipped
-        ],
-        "held": report.held,
-        "replaced": [str(each) for each in report.replaced],
-        "more": report.more,
-    }
-
-
-def describe_attempt(attempt: AttemptRecord) -> dict[str, Any]:
-    return described(attempt, "attempt", "claimed_at", "ended_at", "worker", "outcome", "error")
-
-
-def describe_override(override: Override, everyone: str = EVERYONE) -> dict[str, Any]:
-    return {
-        **described(override, "kind", "limit", "value", "expires_at", "set_at", "set_by", "reason"),
-        "keys": dict(override.scope),
-        "says": override.describe(everyone),
-    }
-
-
-def describe_overrides(overrides: Iterable[OverrideInForce]) -> list[dict[str, Any]]:
-    return [
-        {"queue": each.queue, **describe_override(each.override, each.everyone), "no_effect": each.no_effect}
-        for each in overrides
-    ]
-
-
-def describe_change(change: Change) -> dict[str, Any]:
-    return {
-        "queue": change.queue,
-        "action": change.action,
-        "dry_run": change.is_dry_run,
-        "before": [describe_override(each, change.everyone) for each in change.before],
-        "after": [describe_override(each, change.everyone) for each in change.after],
-        "partitions": [describe_change(each) for each in change.partitions],
-        "affected": None if change.affected is None else asdict(change.affected),
-    }
-
-
-def describe_limit(limit: LimitInForce) -> dict[str, Any]:
-    return {
-        "limit": limit.name,
-        "keys": dict(limit.scope),
-        "declared": limit.declared.to_document(),
-        "in_force": limit.in_force.to_document(),
-        "suspended": limit.is_suspended,
-        "per_partition": limit.is_per_partition,
-        "override": None if limit.override is None else describe_override(limit.override),
-    }
-
-
-def describe_policy(shown: PolicyInForce) -> dict[str, Any]:
-    """The policy itself, and beside it what is declared where that differs."""
-    stored: dict[str, Any] = {"queue": shown.queue} if shown.policy is None else shown.policy.to_document()
-    return {
-        **stored,
-        "version": shown.version,
-        "declared": shown.declared.to_document() if shown.declared is not None and shown.is_drift else None,
-        "drift": [_difference(each) for each in shown.drift],
-        "overrides": describe_overrides(shown.overrides),
-    }
-
-
-def describe_policy_change(change: PolicyChange) -> dict[str, Any]:
-    return {
-        **change.after.to_document(),
-        "version": change.version,
-        "changed": change.is_changed,
-        "dry_run": change.is_dry_run,
-        "changes": [_difference(each) for each in change.changes],
-        "new_keys": list(change.new_keys),
-        "without_place": describe_overrides(change.without_place),
-    }
-
-
-def _difference(difference: Difference) -> dict[str, Any]:
-    return described(difference, "part", "before", "after") | {"says": difference.describe()}
-
-
-def describe_entry(entry: AuditEntry) -> dict[str, Any]:
-    before, after = (each and msgspec.json.decode(each) for each in (entry.before, entry.after))
-    names = ("id", "at", "actor", "action", "queue", "target", "reason")
-    return described(entry, *names) | {"before": before, "after": after}
-
-
-def describe_finding(finding: Finding) -> dict[str, Any]:
-    return described(finding, "check", "level", "queue", "message", "remedy")
-
-
-def describe_partitions(done: Repartitioned) -> dict[str, Any]:
-    return {
-        **described(done.plan, "queue", "before", "after", "by", "gives_up", "waiting", "running"),
-        "dry_run": done.is_dry_run,
-        "resumed": done.plan.is_resumed,
-        "moved": done.moved,
-    }
+def _override(override: Override, everyone: str = EVERYONE) -> dict[str, Any]:
+    names = ("kind", "limit", "value", "expires_at", "set_at", "set_by", "reason")
+    return _fields(override, *names) | {"keys": dict(override.scope), "says": override.describe(everyone)}
 
 
 def describe_exported(
     record: JobRecord, *, with_payload: bool = False, redactor: Redactor | None = None
 ) -> dict[str, Any]:
-    """A job as `describe_job` tells it; its call and its result only if they are asked for."""
-    described = describe_job(redacted_error(redactor, record))
+    """A job for an export; its call and its result only if they are asked for."""
+    described: dict[str, Any] = document_of(redacted_error(redactor, record))
     if with_payload:
         call, result = redacted(redactor, record)
         described |= {"call": call, "result": result}
@@ -182,15 +142,5 @@ def describe_exported(
 
 
 def exported_columns(*, with_payload: bool = False) -> tuple[str, ...]:
-    """What `describe_exported` tells of each job, in that order."""
+    """The columns of `describe_exported`, in that order."""
     return (*COLUMNS, "call", "result") if with_payload else COLUMNS
-
-
-def describe_schedule(view: ScheduleView) -> dict[str, Any]:
-    # fmt: off
-    names = (
-        "name", "state", "is_paused", "recurrence", "words", "missed", "task", "queue", "call", "next_at", "resumes_at",
-        "last_slot", "last_job", "last_fired_at", "declared_at", "triggers_waiting",
-    )
-    # fmt: on
-    return described(view, *names) | {"last_slot": iso_text(view.last_slot)}

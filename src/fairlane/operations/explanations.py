@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 from uuid import UUID
 
 import msgspec
 
-from fairlane.clock import SECOND, Instant, iso_text
+from fairlane.clock import SECOND
 from fairlane.errors import ConfigurationError
 from fairlane.job import ENGINES_MESSAGE, State, stored_in
 from fairlane.operations.requests import find_jobs
+from fairlane.operations.views import jobs_wait
 from fairlane.policy.keys import key_words
-from fairlane.policy.overrides import Override
 from fairlane.policy.partitions import parse_partition, partition_name, whole_of
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.estimate import Seen
@@ -22,7 +21,6 @@ from fairlane.stats.gates import Gauge, gauges
 from fairlane.store import records
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
-from fairlane.store.rows import not_among
 from fairlane.store.stats import Looking, Moment, Wanted
 
 LANES = 200
@@ -43,30 +41,31 @@ def facts_of_job(moment: Moment, job: UUID) -> Looking[tuple[Facts, Seen | None]
     return facts, Seen(minutes[queue], facts.now)
 
 
-class Explained(msgspec.Struct, frozen=True):
-    """What holds all jobs of a queue, or of some of its keys: by partition, what is known, and what holds some."""
-
-    queue: str
-    parts: list[tuple[Facts, list[Hold]]]
-    is_divided: bool
-
-    def told(self, forwarded: Sequence[Collection[str] | None]) -> Explanation:
-        """The same in words; `forwarded` are the queues that an engine runs, as far as each partition can tell."""
-        told = [_told(*each, forwards) for each, forwards in zip(self.parts, forwarded, strict=True)]
-        return together(self.queue, told) if self.is_divided else told[0]
+Parts = list[tuple[Facts, list[Hold]]]
+"""What holds all jobs of a queue, or of some of its keys: by partition, what is known, and what holds some of them."""
 
 
-def explained(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -> Looking[Explained]:
+def explanation_of(queue: str, parts: Parts, forwarded: Sequence[Collection[str] | None]) -> Explanation:
+    """The same in words; `forwarded` are the queues that an engine runs, as far as each partition can tell."""
+    explanations = []
+    for (facts, some), forwards in zip(parts, forwarded, strict=True):
+        explanation = explain(facts, forwarded=forwards)
+        known = {(hold.limit, *hold.key.items()) for hold in explanation.holds}
+        # Limits of other scopes than these keys hold only some of the jobs.
+        others = [hold for hold in some if (hold.limit, *hold.key.items()) not in known]
+        explanations.append(msgspec.structs.replace(explanation, holds=[*explanation.holds, *others]))
+    is_divided = parse_partition(queue) is None and parts[0][0].policy.partition is not None
+    return together(queue, explanations) if is_divided else explanations[0]
+
+
+def explained(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -> Looking[Parts]:
     """The same as of one moment."""
     alone = parse_partition(queue)
     queue = queue if alone is None else partition_name(*alone)
-    known = yield from moment.policies()
-    if queue not in known:
-        raise not_among(queue, known)
-    policy = known[queue].policy
-    told_apart = {name for by in (*policy.scopes, *policy.overrides.pauses) for name in by}
-    if unknown := [name for name in canonical if name not in told_apart]:
-        raise not_told_apart(policy, unknown)
+    policy = yield from moment.policy(queue)
+    keys = {name for by in (*policy.scopes, *policy.overrides.pauses) for name in by}
+    if unknown := [name for name in canonical if name not in keys]:
+        raise no_such_key(policy, unknown)
     place = policy.partition
     if place is None or alone is not None:
         names = [queue]
@@ -78,7 +77,7 @@ def explained(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -
     for name in names:
         facts = yield from moment.examine(name, keys=canonical)
         parts.append((facts, (yield from _behind_limits(moment, facts.policy, canonical))))
-    return Explained(queue, parts, place is not None and alone is None)
+    return parts
 
 
 async def is_routed(store: Store, queue: str) -> bool:
@@ -88,8 +87,8 @@ async def is_routed(store: Store, queue: str) -> bool:
     return any(ENGINES_MESSAGE in stored_in(each) for each in contexts.values())
 
 
-def not_told_apart(policy: Policy, names: Collection[str]) -> ConfigurationError:
-    """Nothing is known of keys that a policy does not look at: a typo would be told that nothing holds it."""
+def no_such_key(policy: Policy, names: Collection[str]) -> ConfigurationError:
+    """Nothing is known of keys that a policy does not look at: for a typo it would say that nothing holds it."""
     scopes = "; ".join(", ".join(by) for by in policy.scopes) or "none"
     unknown = f"key {next(iter(names))!r}" if len(names) == 1 else f"keys {', '.join(map(repr, names))}"
     return ConfigurationError(f"queue {policy.queue!r} has no {unknown}; its keys are: {scopes}")
@@ -100,15 +99,6 @@ async def forwarded_at(store: Store, facts: Facts, forwarded: Collection[str] | 
     if forwarded is not None or facts.service.is_served or not await is_routed(store, facts.subject.queue):
         return forwarded
     return [whole_of(facts.subject.queue)]
-
-
-def _told(facts: Facts, some: Sequence[Hold], forwarded: Collection[str] | None) -> Explanation:
-    """What holds all jobs of these keys, and what holds some of them: limits of other scopes than these."""
-    told = explain(facts, forwarded=forwarded)
-    known = {(hold.limit, *hold.key.items()) for hold in told.holds}
-    return msgspec.structs.replace(
-        told, holds=[*told.holds, *(hold for hold in some if (hold.limit, *hold.key.items()) not in known)]
-    )
 
 
 def _behind_limits(moment: Moment, policy: Policy, keys: Mapping[str, str | None]) -> Looking[list[Hold]]:
@@ -128,20 +118,15 @@ def _behind_limits(moment: Moment, policy: Policy, keys: Mapping[str, str | None
     most = dict(sorted(counts.items(), key=lambda item: -item[1])[:MOST_LIMITS])
     limits = [each for each in most if each[0].limit.is_declared]
     board = (yield from moment.boards({policy.queue: limits}))[policy.queue]
-    told = dict(zip(limits, gauges(board, limits), strict=True))
+    found = dict(zip(limits, gauges(board, limits), strict=True))
     holds = []
     for each, count in most.items():
-        if each in told:
-            holds.append(_held(each[0], told[each], count))
+        if each in found:
+            holds.append(_held(each[0], found[each], count))
         elif (pause := policy.overrides.pauses.get(each[0].limit.by, {}).get(each[1])) is not None:
-            holds.append(_held_by_pause(pause, count, moment.now))
+            hold = paused(pause, moment.now)
+            holds.append(msgspec.structs.replace(hold, words=f"{hold.words}; {jobs_wait(count)}", count=count))
     return holds
-
-
-def _held_by_pause(pause: Override, count: int, now: Instant) -> Hold:
-    hold = paused(pause, now)
-    jobs = "1 job waits" if count == 1 else f"{count:,} jobs wait"
-    return msgspec.structs.replace(hold, words=f"{hold.words}; {jobs}", count=count)
 
 
 def _held(bound: BoundLimit, gauge: Gauge, count: int) -> Hold:
@@ -150,48 +135,3 @@ def _held(bound: BoundLimit, gauge: Gauge, count: int) -> Hold:
     origin = f", {gauge.origin.words}" if gauge.origin.words else ""
     words = f"{jobs.format(key_words(keys))} held by {gauge.in_force!r}{origin}"
     return Hold(gauge.reason, words, bound.name, keys, bound=gauge.bound, count=count, origin=gauge.origin)
-
-
-def describe_explanation(told: Explanation) -> dict[str, Any]:
-    """An explanation as JSON has it: times in ISO 8601, reasons by their codes."""
-    subject = told.subject
-    return {
-        "job": None if subject.job is None else str(subject.job),
-        "queue": subject.queue,
-        "task": subject.task,
-        "state": None if subject.state is None else str(subject.state),
-        "priority": subject.priority,
-        "keys": {name: value for name, value in subject.keys.items() if name != "task"},
-        "reasons": [_described(hold) for hold in told.holds],
-        "earliest": iso_text(told.earliest),
-        "estimate": iso_text(told.estimate),
-        "next_up": [str(job) for job in told.next_up],
-        "now": iso_text(told.now),
-    }
-
-
-def _described(hold: Hold) -> dict[str, Any]:
-    holders = [
-        {
-            "job": str(each.job),
-            "task": each.task,
-            "worker": each.worker,
-            "since": iso_text(each.since if each.due_at is None else None),
-            "due_at": iso_text(each.due_at),
-        }
-        for each in hold.holders
-    ]
-    override = hold.override
-    return {
-        "reason": str(hold.reason),
-        "words": hold.words,
-        "limit": hold.limit,
-        "key": hold.key,
-        "used": hold.used,
-        "bound": hold.bound,
-        "bound_from": hold.origin,
-        "until": iso_text(hold.until),
-        "count": hold.count,
-        "holders": holders,
-        "set_by": None if override is None else override.set_by,
-    }

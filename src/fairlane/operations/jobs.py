@@ -7,10 +7,10 @@ it reports what was done, what was not, and why.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID, uuid4
 
 import msgspec
@@ -20,7 +20,7 @@ from fairlane.errors import ConfigurationError, JobNotFound
 from fairlane.job import AttemptRecord, JobRecord, State
 from fairlane.operations.explanations import facts_of_job, forwarded_at
 from fairlane.operations.requests import find_jobs
-from fairlane.operations.section import Duration, Intent, OnProgress, Section
+from fairlane.operations.section import BulkOptions, ChangeOptions, Duration, OnProgress, Section
 from fairlane.parameters import checked_methods
 from fairlane.policy.unique import Holder, OnReplayConflict, checked_on_replay_conflict
 from fairlane.redaction import Part, Redactor
@@ -32,7 +32,7 @@ from fairlane.store.procedures import Work
 from fairlane.store.protocol import Store
 
 LIMIT = 1_000
-"""Jobs that an action touches unless told otherwise."""
+"""Jobs that an action touches by default."""
 BATCH = 200
 """Jobs of one transaction: small enough that nobody waits long for it."""
 CANCELLED_TOGETHER = 50
@@ -44,7 +44,10 @@ EXPORTED_AT_ONCE = 200
 
 Selection = Sequence[UUID] | JobFilter
 """Jobs named one by one, or all that fit."""
-Do = Callable[[list[UUID], Note], Awaitable[list[Handled]]]
+Do = Callable[[Store, list[UUID], Iterator[Note]], Awaitable[list[Handled]]]
+"""Acts on jobs; each transaction takes a note of its own."""
+Batch = tuple[list[JobRecord], list[Handled], bool]
+"""Jobs to act on, those that do not exist, and whether there are more beyond the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,43 +123,21 @@ class Jobs(Section):
             if after is None or left == 0:
                 return
 
-    async def cancel(
-        self,
-        selection: Selection,
-        *,
-        limit: int = LIMIT,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
-        on_progress: OnProgress | None = None,
-    ) -> Report:
+    async def cancel(self, selection: Selection, **options: Unpack[BulkOptions]) -> Report:
         """Cancel jobs that wait, ask those that run to stop."""
-        store, intent = await self._store(), self._intent(actor, reason, dry_run)
 
-        async def cancel(jobs: list[UUID], note: Note) -> list[Handled]:
-            handled = await store.run(operators.cancel_jobs(jobs, note))
+        async def cancel(store: Store, jobs: list[UUID], notes: Iterator[Note]) -> list[Handled]:
+            handled = await store.run(operators.cancel_jobs(jobs, next(notes)))
             # One at a time it can be waited for: nobody waits for us then.
             busy = [each.job for each in handled if each.skipped == BUSY]
-            alone = [await store.run(operators.cancel_jobs([job], errand.next_note(note), waits=True)) for job in busy]
+            alone = [await store.run(operators.cancel_jobs([job], next(notes), waits=True)) for job in busy]
             return [each for each in handled if each.skipped != BUSY] + [each for one in alone for each in one]
 
-        errand = _Errand(store, CANCEL, "cancel", cancel, intent, on_progress, batch=CANCELLED_TOGETHER)
-        return await errand.run(selection, None, limit)
+        return await self._act(CANCEL, "cancel", cancel, selection, batch=CANCELLED_TOGETHER, **options)
 
-    async def retry(
-        self,
-        selection: Selection,
-        *,
-        limit: int = LIMIT,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
-        on_progress: OnProgress | None = None,
-    ) -> Report:
+    async def retry(self, selection: Selection, **options: Unpack[BulkOptions]) -> Report:
         """Let scheduled jobs be due now, whether they wait for a backoff or for their time."""
-        store, intent = await self._store(), self._intent(actor, reason, dry_run)
-        errand = _Errand(store, RETRY, "retry", _performed(store, operators.retry_now), intent, on_progress)
-        return await errand.run(selection, State.SCHEDULED, limit)
+        return await self._act(RETRY, "retry", _by(operators.retry_now), selection, State.SCHEDULED, **options)
 
     async def replay(
         self,
@@ -164,11 +145,7 @@ class Jobs(Section):
         *,
         delay: Duration | None = None,
         on_conflict: OnReplayConflict = "reject",
-        limit: int = LIMIT,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
-        on_progress: OnProgress | None = None,
+        **options: Unpack[BulkOptions],
     ) -> Report:
         """Put dead jobs back, cancelled ones too if they are named or asked for.
 
@@ -176,48 +153,81 @@ class Jobs(Section):
         only if that one runs, and one that waits is cancelled. Of several with the same key one comes back, however
         many transactions that takes.
         """
-        store, intent = await self._store(), self._intent(actor, reason, dry_run)
         wait = None if delay is None else checked_time("delay", delay)
         chosen = checked_on_replay_conflict(on_conflict)
+        dry_run = options.get("dry_run", False)
         taken: dict[bytes, Holder] = {}
 
-        async def replay(jobs: list[UUID], note: Note) -> list[Handled]:
+        async def replay(store: Store, jobs: list[UUID], notes: Iterator[Note]) -> list[Handled]:
+            note = next(notes)
             handled = await store.replay(jobs, wait, note, on_conflict=chosen, earlier=taken, dry_run=dry_run)
             taken.update(each.took for each in handled if each.took is not None)
             return handled
 
-        errand = _Errand(store, REPLAY, "replay", replay, intent, on_progress, can_foresee=True)
-        return await errand.run(selection, State.DEAD, limit)
+        return await self._act(REPLAY, "replay", replay, selection, State.DEAD, can_foresee=True, **options)
 
-    async def purge(
-        self,
-        selection: Selection,
-        *,
-        limit: int = LIMIT,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
-        on_progress: OnProgress | None = None,
-    ) -> Report:
+    async def purge(self, selection: Selection, **options: Unpack[BulkOptions]) -> Report:
         """Remove dead jobs for good, done and cancelled ones too if they are named or asked for."""
-        store, intent = await self._store(), self._intent(actor, reason, dry_run)
-        errand = _Errand(store, PURGE, "purge", _performed(store, operators.purge), intent, on_progress)
-        return await errand.run(selection, State.DEAD, limit)
+        return await self._act(PURGE, "purge", _by(operators.purge), selection, State.DEAD, **options)
 
-    async def force(
-        self,
-        ids: Sequence[UUID],
-        *,
-        limit: int = LIMIT,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
-        on_progress: OnProgress | None = None,
-    ) -> Report:
+    async def force(self, ids: Sequence[UUID], **options: Unpack[BulkOptions]) -> Report:
         """Let waiting jobs start next, whatever their limits say; every limit counts them."""
-        store, intent = await self._store(), self._intent(actor, reason, dry_run)
-        errand = _Errand(store, FORCE, "force", _performed(store, operators.force), intent, on_progress)
-        return await errand.run(ids, None, limit)
+        return await self._act(FORCE, "force", _by(operators.force), ids, **options)
+
+    async def _act(
+        self,
+        action: Action,
+        verb: str,
+        do: Do,
+        selection: Selection,
+        usual: State | None = None,
+        *,
+        batch: int | None = None,
+        can_foresee: bool = False,
+        limit: int = LIMIT,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[ChangeOptions],
+    ) -> Report:
+        """One action over many jobs: however many transactions it takes, they are one entry of the audit. With
+        `can_foresee`, `do` itself says what a dry run would do: more than the state of a job decides."""
+        store, intent = await self._store(), self._intent(**options)
+        if limit < 1:
+            raise ConfigurationError(f"limit={limit} leaves nothing to do; give a number above 0")
+        if isinstance(selection, JobFilter):
+            chosen = _narrowed(selection, action, usual)
+            queue, walk = chosen.queue, _walk(store, action, chosen, limit, batch or BATCH)
+        else:
+            queue, walk = None, _named(store, action, selection, limit, batch or BATCH)
+        note = msgspec.structs.replace(intent.note(verb), about=_about(selection), act=uuid4())
+        parts = count()
+        done: list[Handled] = []
+        skipped: list[Handled] = []
+        sample: list[JobRecord] = []
+        more = False
+        async for found, absent, has_more in walk:
+            more = has_more
+            ids = [each.id for each in found]
+            if intent.dry_run and not can_foresee:
+                handled = action.handled(ids, {each.id: each.state for each in found})
+            else:
+                # An entry has the queue of its jobs, if they are of one.
+                queues = {queue or each.queue for each in found}
+                signed = msgspec.structs.replace(note, queue=queues.pop() if len(queues) == 1 else None)
+                handled = await do(store, ids, (msgspec.structs.replace(signed, part=part) for part in parts))
+            touched = {each.job for each in handled if each.skipped is None}
+            done += [each for each in handled if each.skipped is None]
+            skipped += [each for each in (*handled, *absent) if each.skipped is not None]
+            sample = [*sample, *(each for each in found if each.id in touched)][:SAMPLE]
+            if on_progress is not None:
+                on_progress(len(done))
+        return Report(
+            action=action.done,
+            is_dry_run=intent.dry_run,
+            done=tuple(done),
+            skipped=tuple(skipped),
+            sample=tuple(sample),
+            more=more,
+        )
 
     # Last: below it, `list` in an annotation would be this method.
     async def list(
@@ -265,98 +275,54 @@ def redacted_error(redactor: Redactor | None, record: JobRecord) -> JobRecord:
     return msgspec.structs.replace(record, error=redactor.error(record.error, record))
 
 
-def _performed(store: Store, procedure: Callable[[list[UUID], Note], Work[list[Handled]]]) -> Do:
-    return lambda jobs, note: store.run(procedure(jobs, note))
+def _by(procedure: Callable[[list[UUID], Note], Work[list[Handled]]]) -> Do:
+    return lambda store, jobs, notes: store.run(procedure(jobs, next(notes)))
 
 
-@dataclass(slots=True)
-class _Errand:
-    """One action over many jobs: however many transactions it takes, they are one entry of the audit."""
-
-    store: Store
-    action: Action
-    verb: str
-    do: Do
-    intent: Intent
-    on_progress: OnProgress | None
-    batch: int = field(default_factory=lambda: BATCH)
-    can_foresee: bool = False
-    """Asked for a dry run, the store itself says what it would do: more than the state of a job decides."""
-    parts: count[int] = field(default_factory=count)
-
-    async def run(self, selection: Selection, usual: State | None, limit: int) -> Report:
-        if limit < 1:
-            raise ConfigurationError(f"limit={limit} leaves nothing to do; give a number above 0")
-        chosen, dry_run = self._narrowed(selection, usual), self.intent.dry_run
-        queue = chosen.queue if isinstance(chosen, JobFilter) else None
-        note = msgspec.structs.replace(self.intent.note(self.verb), about=_said(selection), act=uuid4())
-        report = Report(action=self.action.done, is_dry_run=dry_run, done=(), skipped=(), sample=(), more=False)
-        walk = self._walk(chosen, limit) if isinstance(chosen, JobFilter) else self._named(chosen, limit)
-        async for batch, absent, more in walk:
-            ids = [each.id for each in batch]
-            if dry_run and not self.can_foresee:
-                handled = self.action.handled(ids, {each.id: each.state for each in batch})
-            else:
-                # An entry has the queue of its jobs, if they are of one.
-                queues = {queue or each.queue for each in batch}
-                of = queues.pop() if len(queues) == 1 else None
-                handled = await self.do(ids, self.next_note(msgspec.structs.replace(note, queue=of)))
-            report = _with(report, batch, [*handled, *absent], more)
-            if self.on_progress is not None:
-                self.on_progress(len(report.done))
-        return report
-
-    def next_note(self, note: Note) -> Note:
-        """The same note, for the next transaction."""
-        return msgspec.structs.replace(note, part=next(self.parts))
-
-    def _narrowed(self, selection: Selection, usual: State | None) -> Selection:
-        """A filter that can bring only what the action is for."""
-        if not isinstance(selection, JobFilter):
-            return selection
-        if selection.state is None:
-            return msgspec.structs.replace(selection, state=usual)
-        if not self.action.applies_to(selection.state):
-            possible = ", ".join(str(state) for state in self.action.states)
-            raise ConfigurationError(f"{selection.state} jobs cannot be {self.action.done}; possible are: {possible}")
-        return selection
-
-    async def _walk(self, wanted: JobFilter, limit: int) -> AsyncIterator[tuple[list[JobRecord], list[Handled], bool]]:
-        """Batches of what fits. Those that come meanwhile are newer than where the walk begins, and stay out of it."""
-        after: str | None = None
-        left = limit
-        while left > 0:
-            page = await find_jobs(self.store, wanted, after, min(self.batch, left))
-            batch = [each for each in page.jobs if self.action.applies_to(each.state)]
-            left -= len(batch)
-            after = page.after
-            more = False
-            if left <= 0 and after is not None:
-                page = await find_jobs(self.store, wanted, after, 1)
-                # Where a bounded look found nothing and has not come to the end, more cannot be ruled out.
-                more = bool(page.jobs) or page.after is not None
-            if batch:
-                yield batch, [], more
-            if after is None:
-                return
-
-    async def _named(
-        self, jobs: Sequence[UUID], limit: int
-    ) -> AsyncIterator[tuple[list[JobRecord], list[Handled], bool]]:
-        named = list(dict.fromkeys(jobs))
-        for start in range(0, min(limit, len(named)), self.batch):
-            batch: list[JobRecord] = []
-            absent: list[UUID] = []
-            for job in named[start : min(start + self.batch, limit)]:
-                try:
-                    batch.append(await self.store.job(job))
-                except JobNotFound:
-                    absent.append(job)
-            is_last = start + self.batch >= min(limit, len(named))
-            yield batch, self.action.handled(absent, {}), is_last and len(named) > limit
+def _narrowed(selection: JobFilter, action: Action, usual: State | None) -> JobFilter:
+    """A filter that can bring only what the action is for."""
+    if selection.state is None:
+        return msgspec.structs.replace(selection, state=usual)
+    if not action.applies_to(selection.state):
+        possible = ", ".join(str(state) for state in action.states)
+        raise ConfigurationError(f"{selection.state} jobs cannot be {action.done}; possible are: {possible}")
+    return selection
 
 
-def _said(selection: Selection) -> str:
+async def _walk(store: Store, action: Action, wanted: JobFilter, limit: int, size: int) -> AsyncIterator[Batch]:
+    """Batches of what fits. Those that come meanwhile are newer than where the walk begins, and stay out of it."""
+    after: str | None = None
+    left = limit
+    while left > 0:
+        page = await find_jobs(store, wanted, after, min(size, left))
+        batch = [each for each in page.jobs if action.applies_to(each.state)]
+        left -= len(batch)
+        after = page.after
+        more = False
+        if left <= 0 and after is not None:
+            page = await find_jobs(store, wanted, after, 1)
+            # Where a bounded look found nothing and has not come to the end, more cannot be ruled out.
+            more = bool(page.jobs) or page.after is not None
+        if batch:
+            yield batch, [], more
+        if after is None:
+            return
+
+
+async def _named(store: Store, action: Action, jobs: Sequence[UUID], limit: int, size: int) -> AsyncIterator[Batch]:
+    named = list(dict.fromkeys(jobs))
+    for start in range(0, min(limit, len(named)), size):
+        batch: list[JobRecord] = []
+        absent: list[UUID] = []
+        for job in named[start : min(start + size, limit)]:
+            try:
+                batch.append(await store.job(job))
+            except JobNotFound:
+                absent.append(job)
+        yield batch, action.handled(absent, {}), len(named) > limit
+
+
+def _about(selection: Selection) -> str:
     """Which jobs were asked for, in words."""
     if not isinstance(selection, JobFilter):
         return str(selection[0]) if len(selection) == 1 else ""
@@ -367,16 +333,6 @@ def _said(selection: Selection) -> str:
         at = getattr(selection, name)
         words += [] if at is None else [f"{name}={iso_text(at)}"]
     return " ".join(words) or "all"
-
-
-def _with(report: Report, batch: list[JobRecord], handled: list[Handled], more: bool) -> Report:
-    done = tuple(each for each in handled if each.skipped is None)
-    touched = {each.job for each in done}
-    sample = (*report.sample, *(each for each in batch if each.id in touched))[:SAMPLE]
-    skipped = tuple(each for each in handled if each.skipped is not None)
-    return replace(
-        report, done=report.done + done, skipped=report.skipped + skipped, sample=sample, more=report.more or more
-    )
 
 
 def readable(stored: bytes | None) -> Any:

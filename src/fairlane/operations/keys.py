@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from fairlane.clock import SECOND, Instant, as_datetime
 from fairlane.errors import ConfigurationError
 from fairlane.job import JobRecord, State
-from fairlane.operations.explanations import explained, not_told_apart
-from fairlane.operations.requests import in_force, partitions_among
+from fairlane.operations.explanations import explained, explanation_of, no_such_key
+from fairlane.operations.requests import partitions_among
 from fairlane.operations.section import KeyValues, Section
 from fairlane.operations.views import (
     Chart,
@@ -36,16 +36,15 @@ from fairlane.scheduler.estimate import Seen, drains_at, run_time_of
 from fairlane.scheduler.explain import no_service
 from fairlane.scheduler.snapshot import LaneTally
 from fairlane.stats.gates import Gauge, gauges, origin_of_weight
-from fairlane.stats.keys import HOUR, HOURS, KeyFigures, Minute, Span
+from fairlane.stats.keys import HOUR, HOURS, MINUTE, MINUTES, KeyFigures, Minute, Span
 from fairlane.store.operators import JobFilter, find_jobs
 from fairlane.store.stats import Looking, Moment, Wanted
 from fairlane.store.stats_values import FlowWeight, KeySort, WorkerSeen, service_of
 
-MINUTE = 60 * SECOND
-SHOWN = 60
-"""Minutes of a chart."""
 RECENT = 5
 """Minutes that say how things go of late, besides the one that has begun."""
+S = TypeVar("S", bound=Span)
+M = TypeVar("M", bound=KeyMinute)
 
 
 def chart_of(minutes: Iterable[Minute], now: Instant) -> Chart:
@@ -54,55 +53,41 @@ def chart_of(minutes: Iterable[Minute], now: Instant) -> Chart:
     for each in minutes:
         known = sums.get(each.number)
         sums[each.number] = each if known is None else known.and_also(each)
-    shown = [sums.get(number, Minute(number)) for number in _shown(now)]
-    denied: dict[str, int] = {}
+    shown = _filled(sums.values(), now // MINUTE, MINUTES, Minute)
+    denied = Counter[str]()
     for each in shown:
-        for limit, count in each.denied.items():
-            denied[limit] = denied.get(limit, 0) + count
+        denied.update(each.denied)
     return Chart(
-        minutes=[_minute_view(each) for each in shown],
+        minutes=[
+            _minute(
+                MinuteView,
+                each,
+                arrived=each.arrived,
+                longest_wait=each.waited_longest / SECOND,
+                denied=each.denied,
+            )
+            for each in shown
+        ],
         denied=dict(sorted(denied.items(), key=lambda item: (-item[1], item[0]))),
     )
 
 
-def key_minutes(minutes: Iterable[Span], now: Instant) -> list[KeyMinute]:
-    """The last hour of a key."""
-    known = {each.number: each for each in minutes}
-    return [
-        KeyMinute(
-            at=as_datetime(each.number * MINUTE),
-            started=each.started,
-            ended=each.ended,
-            failed=each.failed,
-            mean_wait=_mean(each.waited, each.claimed),
-            mean_run=_mean(each.ran, each.timed),
-        )
-        for each in (known.get(number, Span(number)) for number in _shown(now))
-    ]
-
-
-def _shown(now: Instant) -> range:
-    """Which minutes a chart has: up to the one that has begun, as rates do."""
-    return range(now // MINUTE - SHOWN + 1, now // MINUTE + 1)
-
-
-def _mean(microseconds: int, count: int) -> float:
-    """In seconds."""
-    return microseconds / count / SECOND if count else 0.0
-
-
-def _minute_view(minute: Minute) -> MinuteView:
-    return MinuteView(
-        at=as_datetime(minute.number * MINUTE),
-        arrived=minute.arrived,
-        started=minute.started,
-        ended=minute.ended,
-        failed=minute.failed,
-        mean_wait=_mean(minute.waited, minute.claimed),
-        longest_wait=minute.waited_longest / SECOND,
-        mean_run=_mean(minute.ran, minute.timed),
-        denied=minute.denied,
+def _minute(kind: type[M], span: Span, **more: Any) -> M:
+    return kind(
+        at=as_datetime(span.number * MINUTE),
+        started=span.started,
+        ended=span.ended,
+        failed=span.failed,
+        mean_wait=span.waited / span.claimed / SECOND if span.claimed else 0.0,
+        mean_run=span.ran / span.timed / SECOND if span.timed else 0.0,
+        **more,
     )
+
+
+def _filled(spans: Iterable[S], last: int, count: int, quiet: Callable[[int], S]) -> list[S]:
+    """The last minutes or hours, up to the one that has begun, the oldest first; quiet ones too."""
+    known = {each.number: each for each in spans}
+    return [known.get(number) or quiet(number) for number in range(last - count + 1, last + 1)]
 
 
 def per_minute(minutes: Iterable[Minute], now: Instant) -> tuple[float, float, float]:
@@ -156,28 +141,23 @@ def limit_words(bound: BoundLimit) -> str:
 def drained_in(
     waiting: int,
     run_time: float,
-    told: Iterable[Gauge],
+    passed: Sequence[tuple[Gauge, int]],
     now: Instant,
     pace: float | None,
     *,
-    of_some: Iterable[tuple[Gauge, int]] = (),
-    beside: Mapping[Place, Sequence[int]] = {},
+    beside: Callable[[Gauge], Iterable[int]] = lambda _: (),
     running_for: int = 0,
-    can_start: bool = True,
 ) -> float | None:
     """Seconds until all that waits has started: as limits allow it, or as fast as jobs were really started (`pace`, a
-    second), whichever is slower. All of it passes the limits that `told` shows, and so many jobs each of those in
-    `of_some`. At a gate that queues share, each start goes with one in every other queue as long as jobs wait there,
-    which `beside` tells. What runs has run for `running_for` at least. `can_start` is False where it is paused or no
-    worker serves it. `None`: nothing says so, it depends on run times that are not known, or somebody has to act
-    first."""
-    if not waiting or not can_start:
-        return None
+    second), whichever is slower. `passed` are the limits, each with how many of the jobs pass it. At a gate that queues
+    share, each start goes with one in every other queue as long as jobs wait there, which `beside` counts. What runs
+    has run for `running_for` at least. `None`: nothing says so, it depends on run times that are not known, or somebody
+    has to act first."""
+    latest = now
     known = run_time_of(round(run_time * SECOND), [running_for])
-    gauges, latest = list(told), now
-    for passed, jobs in [(gauges, waiting), *(([*gauges, each], jobs) for each, jobs in of_some)]:
-        through = [jobs + sum(min(jobs, n) for n in beside.get((each.limit, each.key), ())) for each in passed]
-        gates = [(each.in_force, each.gate, n) for each, n in zip(passed, through, strict=True)]
+    common = [gauge for gauge, jobs in passed if jobs >= waiting]
+    for jobs, shut in [(waiting, common), *((n, [*common, gauge]) for gauge, n in passed if n < waiting)]:
+        gates = [(each.in_force, each.gate, jobs + sum(min(jobs, n) for n in beside(each))) for each in shut]
         started = drains_at(gates, now, known)
         if started is None and gates:
             return None
@@ -216,14 +196,18 @@ class _Look(msgspec.Struct, frozen=True):
 
 MOST_QUEUES = 8
 """Queues that are looked at together, the busiest of all."""
-PLACES: dict[str, Callable[[KeyView], Any]] = {
-    "waiting": lambda view: -view.waiting,
-    "running": lambda view: -view.running,
-    "ended": lambda view: -view.ended,
-    "started": lambda view: 0.0 if view.last_started_at is None else -view.last_started_at.timestamp(),
-    "name": lambda view: [value or "" for value in view.keys.values()],
+ORDERS: dict[KeySort, Callable[[KeyView], float]] = {
+    KeySort.WAITING: lambda view: view.waiting,
+    KeySort.RUNNING: lambda view: view.running,
+    KeySort.ENDED: lambda view: view.ended,
+    KeySort.STARTED: lambda view: 0.0 if view.last_started_at is None else view.last_started_at.timestamp(),
+    KeySort.NAME: lambda view: 0,
 }
-assert set(PLACES) == {str(each) for each in KeySort}
+"""What keys are sorted by, the largest first; then by name."""
+
+
+def _sorted(views: Iterable[KeyView], sort: KeySort) -> list[KeyView]:
+    return sorted(views, key=lambda view: (-ORDERS[sort](view), [value or "" for value in view.keys.values()]))
 
 
 class Ranking(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,7 +221,7 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
     sort: str
     keys: list[KeyView]
     unserved: dict[str, str] = {}
-    """Of these queues, those whose waiting jobs nobody starts, with why, in words."""
+    """Those of these queues whose waiting jobs are not being started, each with the reason."""
 
 
 @checked_methods
@@ -246,24 +230,17 @@ class Keys(Section):
 
     async def show(self, queue: str, keys: KeyValues) -> OneKey:
         """One key, whether it has jobs or not: what waits, runs and comes next, its limits and what holds it."""
-        store = await self._store()
-        await in_force(store, whole_of(queue))
-        return await store.ask(lambda moment: _key_at(moment, queue, canonical_keys(keys)))
+        return await (await self._store()).ask(lambda moment: _key_at(moment, queue, canonical_keys(keys)))
 
     async def show_several(self, queue: str, keys: Sequence[KeyValues]) -> list[KeyView]:
         """Some keys of a queue at a glance, in the order given; those that are no keys of its policy are left out."""
-        store = await self._store()
-        await in_force(store, whole_of(queue))
-        return await store.ask(lambda moment: keys_at(moment, queue, keys))
+        return await (await self._store()).ask(lambda moment: keys_at(moment, queue, keys))
 
     async def rank(
         self, queue: str | None = None, by: str | Sequence[str] | None = None, *, sort: str = "waiting", limit: int = 50
     ) -> Ranking:
         """The first keys of a queue; of none in particular, those of the busiest, each by its fair key."""
-        store = await self._store()
-        if queue is not None:
-            await in_force(store, whole_of(queue))
-        return await store.ask(lambda moment: _ranked(moment, queue, by, sort, limit))
+        return await (await self._store()).ask(lambda moment: _ranked(moment, queue, by, sort, limit))
 
     # Last: below it, `list` in an annotation would be this method.
     async def list(
@@ -279,9 +256,7 @@ class Keys(Section):
     ) -> KeyList:
         """A page of a queue's keys, by one of its scopes (the first one unless said otherwise); sorted by `waiting`,
         `running`, `ended`, `started` or `name`."""
-        store = await self._store()
-        await in_force(store, whole_of(queue))
-        return await store.ask(
+        return await (await self._store()).ask(
             lambda moment: page_at(
                 moment, queue, by, sort=sort, search=search, held_only=held_only, after=after, limit=limit
             )
@@ -299,7 +274,7 @@ def _ranked(
         keys += page.keys
         unserved |= {} if page.unserved is None else {name: page.unserved}
     if len(names) > 1:
-        keys.sort(key=PLACES[sort])
+        keys = _sorted(keys, _sort(sort))
     return Ranking(
         now=as_datetime(moment.now),
         queues=names[:MOST_QUEUES],
@@ -340,10 +315,10 @@ def page_at(
         names, scope, sort=ordered, search=search, held_only=held_only, after=after, limit=limit
     )
     found = _merged(page.keys)
+    newcomers: list[Found] = []
     if after is None and not held_only:
         newcomers = yield from _newcomers(moment, look, scope, search, {figures.key for _, figures in found})
-        found = sorted([*found, *newcomers], key=lambda each: _place(each[1], ordered))
-    views = yield from _views(moment, look, found)
+    views = yield from _views(moment, look, [*found, *newcomers])
     service = service_of(look.workers, names, look.now)
     return KeyList(
         now=as_datetime(look.now),
@@ -353,7 +328,7 @@ def page_at(
         sort=str(ordered),
         search=search,
         held_only=held_only,
-        keys=views,
+        keys=_sorted(views, ordered) if newcomers else views,
         after=page.after,
         unserved=None
         if service.is_served or not any(each.waiting for each in views)
@@ -366,7 +341,7 @@ def _key_at(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -> 
     policy = yield from moment.policy(whole_of(queue))
     scope = next((by for by in policy.scopes if set(by) == set(canonical)), None)
     if scope is None:
-        raise not_told_apart(policy, canonical)
+        raise no_such_key(policy, canonical)
     look = yield from _look(moment, queue, scope)
     ((where, figures),) = yield from _named(moment, look, scope, [tuple(canonical[name] for name in scope)])
     (view,) = yield from _views(moment, look, [(where, figures)])
@@ -379,12 +354,12 @@ def _key_at(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -> 
     return OneKey(
         now=as_datetime(look.now),
         view=view,
-        hours_failed=[each.failed for each in _hours(figures, look.now)],
-        minutes=key_minutes(figures.at(look.now).minutes, look.now),
+        hours_failed=[each.failed for each in _filled(figures.hours, look.now // HOUR, HOURS, Span)],
+        minutes=[_minute(KeyMinute, each) for each in _filled(figures.minutes, look.now // MINUTE, MINUTES, Span)],
         lanes=(yield from _lanes(moment, look.policies[where], canonical)),
         running=[_job(each) for each in sorted(running, key=lambda job: job.id, reverse=True)[:SHOWN_JOBS]],
         next_jobs=[_job(each) for each in (yield from moment.next_jobs(where, canonical, SHOWN_JOBS))],
-        why=[hold.words for hold in known.told([()] * len(known.parts)).holds],
+        why=[hold.words for hold in explanation_of(queue, known, [()] * len(known)).holds],
         overrides=[each.describe() for each in policy.overrides.all if dict(each.scope) == canonical],
     )
 
@@ -450,11 +425,14 @@ def _look(moment: Moment, queue: str, scope: By) -> Looking[_Look]:
     minutes = yield from moment.minutes(names, 0)
     now = moment.now
     every = [each for several in minutes.values() for each in several]
+    by_key = Counter[Key]()
+    for lane in scheduled.lanes:
+        by_key[select(scope, lane.keys, lane.priority)] += lane.arrived
     return _Look(
         now,
         {name: policies[name].policy for name in names},
         sum(each.ran for each in every),
-        _by_key(scope, scheduled.lanes),
+        by_key,
         scheduled.is_all,
         {whole_of(queue): Seen(every, now)},
         (yield from moment.workers()),
@@ -462,7 +440,7 @@ def _look(moment: Moment, queue: str, scope: By) -> Looking[_Look]:
 
 
 def _merged(found: Sequence[Found]) -> list[Found]:
-    """Each key once: one that jobs of several partitions carry is told as if it were in one."""
+    """Each key once: one that jobs of several partitions carry is shown as if it were in one."""
     merged: dict[Key, Found] = {}
     for queue, figures in found:
         known = merged.get(figures.key)
@@ -470,18 +448,14 @@ def _merged(found: Sequence[Found]) -> list[Found]:
     return list(merged.values())
 
 
-def _by_key(scope: By, lanes: Iterable[LaneTally]) -> dict[Key, int]:
-    sums: dict[Key, int] = {}
-    for lane in lanes:
-        key = select(scope, lane.keys, lane.priority)
-        sums[key] = sums.get(key, 0) + lane.arrived
-    return sums
-
-
 def _newcomers(moment: Moment, look: _Look, scope: By, search: str, shown: set[Key]) -> Looking[list[Found]]:
     """Keys without figures: all that is known of them are jobs that are scheduled."""
     names, wanted = list(look.policies), search.casefold()
-    keys = [key for key in look.scheduled if key not in shown and _matches(key, wanted)]
+    keys = [
+        key
+        for key in look.scheduled
+        if key not in shown and (not wanted or any(wanted in value.casefold() for value in key if value is not None))
+    ]
     named = yield from moment.keys_named(names, [(scope, key) for key in keys[:NEWCOMERS]])
     known = {figures.key for _, figures in named}
     return [
@@ -489,10 +463,6 @@ def _newcomers(moment: Moment, look: _Look, scope: By, search: str, shown: set[K
         for key in keys[:NEWCOMERS]
         if key not in known
     ]
-
-
-def _matches(key: Key, wanted: str) -> bool:
-    return any(wanted in value.casefold() for value in key if value is not None) or not wanted
 
 
 def _home(policies: Mapping[str, Policy], keys: Mapping[str, str | None]) -> str:
@@ -504,147 +474,74 @@ def _home(policies: Mapping[str, Policy], keys: Mapping[str, str | None]) -> str
     return home if home in policies else first
 
 
-def _place(figures: KeyFigures, sort: KeySort) -> tuple[Any, ...]:
-    """Where a key stands in a list."""
-    most = {
-        KeySort.WAITING: figures.waiting,
-        KeySort.RUNNING: figures.running,
-        KeySort.ENDED: figures.ended,
-        KeySort.STARTED: figures.started_at or 0,
-    }
-    return -most.get(sort, 0), tuple(value or "" for value in figures.key)
+class _Passed(NamedTuple):
+    """A limit that jobs of a key pass, with the key that it is kept by."""
+
+    bound: BoundLimit
+    key: Key
+    jobs: int
+    """How many of those that wait."""
 
 
 def _views(moment: Moment, look: _Look, found: Sequence[Found]) -> Looking[list[KeyView]]:
     """Views of keys, of whatever scopes and queues, with the gauges of all their limits from one look."""
-    asked: dict[str, list[tuple[BoundLimit, Key]]] = {}
-    held: dict[str, list[tuple[BoundLimit, Key]]] = {}
-    passed_by_some = yield from _passed_by_some(moment, look, found)
-    for (queue, figures), some in zip(found, passed_by_some, strict=True):
-        passed = _passed_by(look.policies[queue], figures.by, figures.key)
-        passed += [(bound, key) for bound, key, _ in some or ()]
-        asked.setdefault(queue, []).extend(passed)
-        if figures.held_by:
-            held.setdefault(queue, []).extend(passed)
-    told = yield from gauges_of(moment, asked)
-    gauges = {
-        (queue, bound.name, key): gauge
-        for queue, wanted in asked.items()
-        for (bound, key), gauge in zip(wanted, told[queue], strict=True)
-    }
+    passed = yield from _limits_passed(moment, look, found)
+    asked: dict[str, list[Wanted]] = {}
     flows: dict[str, list[bytes]] = {}
-    for queue, figures in found:
+    shared: list[_Passed] = []
+    for (queue, figures), (limits, _) in zip(found, passed, strict=True):
+        asked.setdefault(queue, []).extend((each.bound, each.key) for each in limits)
+        if figures.held_by:
+            shared += [each for each in limits if each.bound.is_shared]
         if (flow := _flow(look.policies[queue], figures)) is not None:
             flows.setdefault(queue, []).append(flow)
+    gauges = {name: iter(each) for name, each in (yield from gauges_of(moment, asked)).items()}
     weights = yield from moment.weights_named(flows)
-    sharing = yield from _sharing(moment, look, held)
-    return [
-        msgspec.structs.replace(
-            _view(look, queue, figures, gauges, some, _beside(look, queue, sharing)),
-            **_weight(look.policies[queue], figures, weights),
-        )
-        for (queue, figures), some in zip(found, passed_by_some, strict=True)
-    ]
+    sharing = yield from _sharing(moment, look, shared)
+    views = []
+    for (queue, figures), (limits, is_all) in zip(found, passed, strict=True):
+        of_key = [(each, next(gauges[queue])) for each in limits]
+        view = _view(look, queue, figures, of_key, sharing, weights)
+        views.append(msgspec.structs.replace(view, drains_at_least=not is_all))
+    return views
 
 
-def _sharing(
-    moment: Moment, look: _Look, passed: Mapping[str, Sequence[tuple[BoundLimit, Key]]]
-) -> Looking[dict[Place, dict[str, int]]]:
-    """For each of these gates that queues share, how many jobs that may start wait there in each other queue."""
-    declared = yield from moment.policies()
-    limits = {name: {bound.name for bound in each.policy.shared_limits} for name, each in declared.items()}
-    others: dict[str, None] = {}
-    gates: dict[tuple[By, Key], set[str]] = {}
-    for queue, several in passed.items():
-        shared = {bound.name for bound, _ in several if bound.is_shared}
-        others |= {name: None for name in limits if shared & limits[name] and name not in _told_as_one(look, queue)}
-        for bound, key in several:
-            if bound.is_shared:
-                gates.setdefault((bound.limit.by, key), set()).add(bound.name)
-    names = [name for name in others if _can_start(look, name) and not _is_paused(declared[name].policy, (), ())]
-    found: list[tuple[str, By, Key, int]] = []
-    if names and ((), ()) in gates:
-        found += [(each.queue, (), (), each.ready) for each in (yield from moment.survey(names))]
-    if names and (places := [place for place in gates if place[0]]):
-        named = yield from moment.keys_named(names, places)
-        found += [(name, each.by, each.key, each.waiting) for name, each in named]
-    waiting: dict[Place, dict[str, int]] = {}
-    for name, by, key, jobs in found:
-        if not _is_paused(declared[name].policy, by, key):
-            for limit in gates[by, key] & limits[name]:
-                waiting.setdefault((limit, key), {})[name] = jobs
-    return waiting
-
-
-def _told_as_one(look: _Look, queue: str) -> set[str]:
-    """A queue's partitions that are told as one."""
-    return {name for name in look.policies if whole_of(name) == whole_of(queue)}
-
-
-def _is_paused(policy: Policy, by: By, key: Key) -> bool:
-    return key in policy.overrides.pauses.get(by, {})
-
-
-def _beside(look: _Look, queue: str, sharing: Mapping[Place, Mapping[str, int]]) -> dict[Place, list[int]]:
-    """The same without what is told as one with this queue."""
-    own = _told_as_one(look, queue)
-    return {gate: [n for name, n in each.items() if name not in own] for gate, each in sharing.items()}
-
-
-def _flow(policy: Policy, figures: KeyFigures) -> bytes | None:
-    """The flow of a key, if turns are taken by its scope."""
-    return policy.flow_of_key(figures.key) if policy.fair is not None and policy.fair.by == figures.by else None
-
-
-def _limits_for(policy: Policy, by: By, key: Key) -> list[BoundLimit]:
-    """The limits of exactly this scope that hold for this key."""
-    bounds = [bound for bound in policy.keyed_limits if bound.limit.by == by]
-    return [bound for bound in bounds if policy.limit_at(bound, key) is not None]
-
-
-def _passed_by(policy: Policy, by: By, key: Key) -> list[tuple[BoundLimit, Key]]:
-    """The limits that every job of this key passes, each with the key that it is kept by."""
-    keys = dict(zip(by, key, strict=True))
-    passed = [
-        (bound, tuple(keys[name] for name in bound.limit.by))
-        for bound in policy.bound
-        if set(bound.limit.by) <= set(by)
-    ]
-    return [each for each in passed if policy.limit_at(*each) is not None]
-
-
-def _passed_by_some(
-    moment: Moment, look: _Look, found: Sequence[Found]
-) -> Looking[list[list[tuple[BoundLimit, Key, int]] | None]]:
-    """For each of these keys, the limits of other keys that only some of its waiting jobs pass, with how many do; of
-    keys that nothing holds, none. `None`: they are not known, since its jobs are in several flows, or in many lanes."""
-    wanted: dict[str, dict[Key, None]] = {}
+def _limits_passed(moment: Moment, look: _Look, found: Sequence[Found]) -> Looking[list[tuple[list[_Passed], bool]]]:
+    """The limits that jobs of each key pass, and whether that is all of them: limits by other keys, which only some of
+    the jobs pass, are counted for keys that something holds, if all their jobs are in one flow of few lanes."""
+    flows: dict[str, dict[Key, None]] = {}
     for queue, figures in found:
-        if (flow := _flow_among(look.policies[queue], figures)) is not None:
-            wanted.setdefault(queue, {})[flow] = None
-    lanes = (yield from moment.lanes_in(wanted)) if wanted else {}
-    return [
-        _through(look.policies[queue], figures, lanes.get((queue, flow)) if flow is not None else None)
-        if _is_split(look.policies[queue], figures)
-        else []
-        for queue, figures in found
-        for flow in (_flow_among(look.policies[queue], figures),)
-    ]
+        if (flow := _only_flow(look.policies[queue], figures)) is not None:
+            flows.setdefault(queue, {})[flow] = None
+    lanes = (yield from moment.lanes_in(flows)) if flows else {}
+    passed = []
+    for queue, figures in found:
+        policy, keys = look.policies[queue], dict(zip(figures.by, figures.key, strict=True))
+        limits = [
+            _Passed(bound, key, figures.waiting)
+            for bound in policy.bound
+            if set(bound.limit.by) <= keys.keys()
+            and policy.limit_at(bound, key := tuple(keys[name] for name in bound.limit.by)) is not None
+        ]
+        is_all = True
+        if _is_split(policy, figures):
+            flow = _only_flow(policy, figures)
+            of_flow = None if flow is None else lanes.get((queue, flow))
+            limits, is_all = [*limits, *_passed_by_some(policy, figures, of_flow or ())], of_flow is not None
+        passed.append((limits, is_all))
+    return passed
 
 
-def _through(
-    policy: Policy, figures: KeyFigures, lanes: Iterable[LaneTally] | None
-) -> list[tuple[BoundLimit, Key, int]] | None:
-    if lanes is None:
-        return None
-    passed: dict[bytes, tuple[BoundLimit, Key, int]] = {}
+def _passed_by_some(policy: Policy, figures: KeyFigures, lanes: Iterable[LaneTally]) -> list[_Passed]:
+    """The limits by other keys that waiting jobs of a key pass."""
+    passed: dict[bytes, _Passed] = {}
     for lane in lanes:
         if select(figures.by, lane.keys, lane.priority) == figures.key:
             for gate, bound in policy.gates_of(lane.priority, lane.keys):
                 if not set(bound.limit.by) <= set(figures.by):
-                    jobs = passed[gate][2] if gate in passed else 0
-                    passed[gate] = (bound, select(bound.limit.by, lane.keys, lane.priority), jobs + lane.arrived)
-    return [each for each in passed.values() if each[2] > 0]
+                    jobs = passed[gate].jobs if gate in passed else 0
+                    passed[gate] = _Passed(bound, select(bound.limit.by, lane.keys, lane.priority), jobs + lane.arrived)
+    return [each for each in passed.values() if each.jobs > 0]
 
 
 def _is_split(policy: Policy, figures: KeyFigures) -> bool:
@@ -653,67 +550,99 @@ def _is_split(policy: Policy, figures: KeyFigures) -> bool:
     return others and figures.waiting > 0 and bool(figures.held_by)
 
 
-def _flow_among(policy: Policy, figures: KeyFigures) -> Key | None:
+def _only_flow(policy: Policy, figures: KeyFigures) -> Key | None:
     """The flow of all jobs of such a key, if they are in one."""
-    keys = dict(zip(figures.by, figures.key, strict=True))
-    place = policy.partition
-    is_in_one = _is_split(policy, figures) and set(policy.fair_by) <= keys.keys()
-    is_in_one = is_in_one and (place is None or (bool(place.by) and set(place.by) <= keys.keys()))
-    return tuple(keys[name] for name in policy.fair_by) if is_in_one else None
+    keys, place = dict(zip(figures.by, figures.key, strict=True)), policy.partition
+    is_in_one_partition = place is None or (bool(place.by) and set(place.by) <= keys.keys())
+    if not _is_split(policy, figures) or not is_in_one_partition or not set(policy.fair_by) <= keys.keys():
+        return None
+    return tuple(keys[name] for name in policy.fair_by)
+
+
+def _sharing(moment: Moment, look: _Look, passed: Sequence[_Passed]) -> Looking[dict[Place, dict[str, int]]]:
+    """For each of these gates that queues share, how many jobs that may start wait there in each queue."""
+    gates: dict[tuple[By, Key], set[str]] = {}
+    for bound, key, _ in passed:
+        gates.setdefault((bound.limit.by, key), set()).add(bound.name)
+    if not gates:
+        return {}
+    declared = yield from moment.policies()
+    limits = {name: {bound.name for bound in each.policy.shared_limits} for name, each in declared.items()}
+    every = set[str]().union(*gates.values())
+    names = [name for name in limits if limits[name] & every and _can_start(look, name)]
+    found: list[tuple[str, By, Key, int]] = []
+    if ((), ()) in gates:
+        found += [(each.queue, (), (), each.ready) for each in (yield from moment.survey(names))]
+    if places := [place for place in gates if place[0]]:
+        named = yield from moment.keys_named(names, places)
+        found += [(name, each.by, each.key, each.waiting) for name, each in named]
+    waiting: dict[Place, dict[str, int]] = {}
+    for name, by, key, jobs in found:
+        policy = declared[name].policy
+        if not _is_paused(policy, (), ()) and not _is_paused(policy, by, key):
+            for limit in gates[by, key] & limits[name]:
+                waiting.setdefault((limit, key), {})[name] = jobs
+    return waiting
+
+
+def _is_paused(policy: Policy, by: By, key: Key) -> bool:
+    return key in policy.overrides.pauses.get(by, {})
+
+
+def _flow(policy: Policy, figures: KeyFigures) -> bytes | None:
+    """The flow of a key, if turns are taken by its scope."""
+    return policy.flow_of_key(figures.key) if policy.fair is not None and policy.fair.by == figures.by else None
 
 
 def _view(
     look: _Look,
     queue: str,
     stored: KeyFigures,
-    gauges: Mapping[tuple[str, str, Key], Gauge],
-    some: Sequence[tuple[BoundLimit, Key, int]] | None,
-    beside: Mapping[Place, Sequence[int]],
+    passed: Sequence[tuple[_Passed, Gauge]],
+    sharing: Mapping[Place, Mapping[str, int]],
+    weights: Mapping[bytes, FlowWeight],
 ) -> KeyView:
-    policy, key = look.policies[queue], stored.key
-    figures = stored.at(look.now)
-    claimed = sum(each.claimed for each in figures.minutes if each.started)
-    waited = sum(each.waited for each in figures.minutes if each.started)
-    limits = _limits_for(policy, figures.by, key)
-    views = [gauge_view(gauges[queue, bound.name, key], bound) for bound in limits]
-    waiting = figures.waiting
+    policy, key, now = look.policies[queue], stored.key, look.now
+    figures = stored.at(now)
+    started = [each for each in figures.minutes if each.started]
+    claimed = sum(each.claimed for each in started)
     held = [name for name in figures.held_by if policy.bound_named(name) is not None]
-    passed = [gauges[queue, bound.name, its_key] for bound, its_key in _passed_by(policy, figures.by, key)]
     seen = look.seen.get(whole_of(queue))
-    pace = None if seen is None else seen.pace(_served_since(figures))
+    together = {name for name in look.policies if whole_of(name) == whole_of(queue)}
+    minutes = _filled(figures.minutes, now // MINUTE, MINUTES, Span)
+    drained = None
+    if held and figures.waiting and _can_start(look, queue) and not any(name.startswith("pause:") for name in held):
+        drained = drained_in(
+            figures.waiting,
+            figures.run_time,
+            [(gauge, each.jobs) for each, gauge in passed],
+            now,
+            None if seen is None else seen.pace(_served_since(figures)),
+            beside=lambda gauge: [
+                n for name, n in sharing.get((gauge.limit, gauge.key), {}).items() if name not in together
+            ],
+            running_for=now - figures.started_at if figures.running and figures.started_at else 0,
+        )
     return KeyView(
         keys=dict(zip(figures.by, key, strict=True)),
         queue=queue,
-        waiting=waiting,
+        waiting=figures.waiting,
         scheduled=Counted(look.scheduled.get(key, 0), look.has_all_scheduled),
         running=figures.running,
-        held_by=held if waiting else [],
+        held_by=held if figures.waiting else [],
         ended=figures.ended,
         failed=figures.failed,
         run_time=figures.run_time if figures.run_time > 0 or any(each.timed for each in figures.hours) else None,
         share=figures.ran / look.ran if look.ran else None,
-        weight=None,
         is_paused=_is_paused(policy, figures.by, key),
-        gauges=views,
+        gauges=[gauge_view(gauge, each.bound) for each, gauge in passed if each.bound.limit.by == figures.by],
         last_arrived_at=None if figures.arrived_at is None else as_datetime(figures.arrived_at),
         last_started_at=None if figures.started_at is None else as_datetime(figures.started_at),
-        hours=[each.ended for each in _hours(figures, look.now)],
-        mean_wait=waited / claimed / SECOND if claimed else None,
-        waits=[round(each.mean_wait, 3) if each.started else None for each in key_minutes(figures.minutes, look.now)],
-        drained_in=drained_in(
-            waiting,
-            figures.run_time,
-            passed,
-            look.now,
-            pace,
-            of_some=[(gauges[queue, bound.name, its_key], jobs) for bound, its_key, jobs in some or ()],
-            beside=beside,
-            running_for=look.now - figures.started_at if figures.running and figures.started_at else 0,
-            can_start=_can_start(look, queue) and not any(name.startswith("pause:") for name in held),
-        )
-        if held
-        else None,
-        drains_at_least=some is None,
+        hours=[each.ended for each in _filled(figures.hours, now // HOUR, HOURS, Span)],
+        mean_wait=sum(each.waited for each in started) / claimed / SECOND if claimed else None,
+        waits=[round(each.waited / each.claimed / SECOND, 3) if each.started else None for each in minutes],
+        drained_in=drained,
+        **_weight(policy, figures, weights),
     )
 
 
@@ -735,7 +664,7 @@ def _weight(policy: Policy, figures: KeyFigures, known: Mapping[bytes, FlowWeigh
     """What a key's turns are dealt by, and where that number came from."""
     flow, key = _flow(policy, figures), figures.key
     if flow is None or policy.fair is None:
-        return {}
+        return {"weight": None}
     own = known.get(flow, FlowWeight(policy.fair.weight_of(key), is_brought=False))
     scope = tuple(sorted(zip(policy.fair.by, key, strict=True)))
     return {
@@ -745,15 +674,8 @@ def _weight(policy: Policy, figures: KeyFigures, known: Mapping[bytes, FlowWeigh
     }
 
 
-def _hours(figures: KeyFigures, now: Instant) -> list[Span]:
-    """The last day, the oldest hour first."""
-    known = {each.number: each for each in figures.hours}
-    last = now // HOUR
-    return [known.get(hour, Span(hour)) for hour in range(last - HOURS + 1, last + 1)]
-
-
 def _lanes(moment: Moment, policy: Policy, keys: Mapping[str, str | None]) -> Looking[list[LaneView]]:
-    """The lanes of a key that is a flow of its own; of any other key, none are told."""
+    """The lanes of a key that is a flow of its own; of any other key, none are shown."""
     if not policy.is_flow(keys):
         return []
     return [
@@ -785,7 +707,7 @@ def _scope(policy: Policy, by: str | Sequence[str] | None) -> By:
     wanted = tuple(by.split(",")) if isinstance(by, str) else tuple(by)
     found = next((scope for scope in policy.scopes if set(scope) == set(wanted)), None)
     if found is None:
-        raise not_told_apart(policy, wanted)
+        raise no_such_key(policy, wanted)
     return found
 
 

@@ -12,13 +12,12 @@ from uuid import UUID
 from fairlane.job import Claim
 from fairlane.operations.keys import gauge_view, gauges_of, limit_words, page_at
 from fairlane.operations.queues import queues_at
-from fairlane.operations.views import KeyView, QueueView
+from fairlane.operations.views import GaugeView, KeyView, QueueView
 from fairlane.operations.workers import workers_at
-from fairlane.policy.keys import key_words, select
+from fairlane.policy.keys import By, key_words, select
 from fairlane.policy.partitions import whole_of
-from fairlane.policy.policy import BoundLimit, Policy
+from fairlane.policy.policy import Policy
 from fairlane.store.protocol import Store
-from fairlane.store.rows import Declared
 from fairlane.store.stats import Looking, Moment, Wanted
 from fairlane.telemetry.metrics import NO_TASK, OTHER, Labels
 
@@ -44,60 +43,54 @@ _OF_A_QUEUE: dict[str, Callable[[QueueView], float]] = {
 def figures_at(moment: Moment, keys: int) -> Looking[Figures]:
     """What every fleet metric stands at; of keys, the first so many."""
     views = yield from queues_at(moment)
-    workers = yield from workers_at(moment)
-    policies = yield from moment.policies()
-    figures: Figures = {"fairlane_workers_alive": [((), float(workers.alive))]}
-    for name, value in _OF_A_QUEUE.items():
-        figures[name] = [((view.queue,), float(value(view))) for view in views]
-    figures["fairlane_queue_held_jobs"] = [
-        ((view.queue, held.limit), float(held.jobs)) for view in views for held in view.held
-    ]
+    workers = (yield from workers_at(moment)).workers
+    policies = {name: each.policy for name, each in (yield from moment.policies()).items()}
     runs = Counter((view.queue, run.task) for view in views for run in view.long_runs)
-    figures["fairlane_queue_long_runs"] = [(labels, float(count)) for labels, count in sorted(runs.items())]
     blocked = Counter(
         (task,)
-        for each in workers.workers
+        for each in workers
         if each.state == "blocked"
         for task in {block.task or NO_TASK for block in each.blocks if block.until is None}
     )
-    figures["fairlane_workers_blocked"] = [(labels, float(count)) for labels, count in sorted(blocked.items())]
     saturation = yield from _saturation(moment, policies)
-    figures["fairlane_key_waiting_jobs"] = yield from _keys(moment, views, policies, keys, saturation)
-    figures["fairlane_limit_saturation_ratio"] = sorted(saturation.items())
-    return figures
+    return {
+        "fairlane_workers_alive": [((), float(sum(not each.is_late for each in workers)))],
+        **{name: [((view.queue,), float(value(view))) for view in views] for name, value in _OF_A_QUEUE.items()},
+        "fairlane_queue_held_jobs": [
+            ((view.queue, held.limit), float(held.jobs)) for view in views for held in view.held
+        ],
+        "fairlane_queue_long_runs": [(labels, float(count)) for labels, count in sorted(runs.items())],
+        "fairlane_workers_blocked": [(labels, float(count)) for labels, count in sorted(blocked.items())],
+        "fairlane_key_waiting_jobs": (yield from _keys(moment, views, policies, keys, saturation)),
+        "fairlane_limit_saturation_ratio": sorted(saturation.items()),
+    }
 
 
-def _saturation(moment: Moment, policies: Mapping[str, Declared]) -> Looking[dict[Labels, float]]:
+def _saturation(moment: Moment, policies: Mapping[str, Policy]) -> Looking[dict[Labels, float]]:
     """How full the limits of whole queues are; of partitions, the fullest."""
-    in_force = {name: declared.policy for name, declared in policies.items()}
-    wanted = {name: [(bound, ()) for _, bound in policy.queue_gates] for name, policy in in_force.items()}
+    wanted = {name: [(bound, ()) for _, bound in policy.queue_gates] for name, policy in policies.items()}
     found: dict[Labels, float] = {}
     for name, gauges in (yield from gauges_of(moment, wanted)).items():
-        for gauge, (bound, _) in zip(gauges, wanted[name], strict=True):
-            _fuller(found, (whole_of(name), gauge.limit), gauge_view(gauge, bound).saturation)
+        views = [gauge_view(gauge, bound) for gauge, (bound, _) in zip(gauges, wanted[name], strict=True)]
+        _keep_fullest(found, whole_of(name), views)
     return found
 
 
 def _keys(
-    moment: Moment,
-    views: list[QueueView],
-    policies: Mapping[str, Declared],
-    count: int,
-    saturation: dict[Labels, float],
+    moment: Moment, views: list[QueueView], policies: Mapping[str, Policy], count: int, saturation: dict[Labels, float]
 ) -> Looking[list[tuple[Labels, float]]]:
     """The keys with most jobs waiting, by name, and the rest of their queues; and how full their limits are."""
-    waiting = [view for view in views if view.ready and policies[view.queue].policy.scopes]
+    waiting = [view for view in views if view.ready and policies[view.queue].scopes]
     busiest = sorted(waiting, key=lambda view: (-view.ready, view.queue))[:QUEUES_WITH_KEYS]
     found: list[tuple[float, Labels]] = []
     for view in busiest if count else ():
-        for key in (yield from page_at(moment, view.queue, limit=count)).keys:
-            found.append((float(key.waiting), (view.queue, _words(key))))
-            _fill(saturation, view.queue, key)
-        policy = policies[view.queue].policy
+        policy = policies[view.queue]
         limited = {bound.limit.by for bound in policy.keyed_limits}
-        for by in (by for by in policy.scopes[1:] if by in limited):
+        for by in (policy.scopes[0], *(by for by in policy.scopes[1:] if by in limited)):
             for key in (yield from page_at(moment, view.queue, by, limit=count)).keys:
-                _fill(saturation, view.queue, key)
+                _keep_fullest(saturation, view.queue, key.gauges)
+                if by == policy.scopes[0]:
+                    found.append((float(key.waiting), (view.queue, _words(key))))
     first = sorted(found, key=lambda each: (-each[0], each[1]))[:count]
     rest = {view.queue: float(view.ready) for view in waiting}
     for jobs, (queue, _) in first:
@@ -107,13 +100,9 @@ def _keys(
     ]
 
 
-def _fill(saturation: dict[Labels, float], queue: str, key: KeyView) -> None:
-    for gauge in key.gauges:
-        _fuller(saturation, (queue, gauge.limit), gauge.saturation)
-
-
-def _fuller(found: dict[Labels, float], labels: Labels, saturation: float) -> None:
-    found[labels] = max(found.get(labels, 0.0), saturation)
+def _keep_fullest(found: dict[Labels, float], queue: str, gauges: Sequence[GaugeView]) -> None:
+    for each in gauges:
+        found[queue, each.limit] = max(found.get((queue, each.limit), 0.0), each.saturation)
 
 
 def _words(key: KeyView) -> str:
@@ -127,32 +116,33 @@ async def limits_waited_for(store: Store, claims: Sequence[Claim]) -> dict[UUID,
 
 
 def _waited_for(moment: Moment, claims: Sequence[Claim]) -> Looking[dict[UUID, str]]:
-    known = yield from moment.policies()
-    policies = {claim.queue: known[claim.queue].policy for claim in claims if claim.queue in known}
-    held = {claim.id: (claim.queue, _held_by(policies[claim.queue], claim)) for claim in claims if claim.queue in known}
+    policies = {name: each.policy for name, each in (yield from moment.policies()).items()}
+    held = {each.id: (each.queue, _held_by(policies[each.queue], each)) for each in claims if each.queue in policies}
     wanted: dict[str, dict[Wanted, None]] = {}
     for queue, limits in held.values():
         wanted.setdefault(queue, {}).update(dict.fromkeys(limits))
     gauges = yield from gauges_of(moment, {queue: list(each) for queue, each in wanted.items()})
-    shut = {
-        queue: [each for each, gauge in zip(asked, gauges[queue], strict=True) if gauge.room <= 0]
+    full = {
+        (queue, *each)
         for queue, asked in wanted.items()
+        for each, gauge in zip(asked, gauges[queue], strict=True)
+        if gauge.room <= 0
     }
-    names = [queue for queue, each in shut.items() if each]
-    places = [(bound.limit.by, key) for each in shut.values() for bound, key in each if key]
-    ready = {each.queue for each in (yield from moment.survey(names)) if each.ready} if names else set()
-    waiting = {
-        (queue, figures.by, figures.key)
-        for queue, figures in ((yield from moment.keys_named(names, places)) if places else ())
-        if figures.waiting
-    }
+    names = list(dict.fromkeys(queue for queue, _, _ in full))
+    places = [(bound.limit.by, key) for _, bound, key in full if key]
+    # A limit of the whole queue holds back whoever is ready.
+    waiting: set[tuple[str, By, tuple[str | None, ...]]] = set()
+    if names:
+        waiting |= {(each.queue, (), ()) for each in (yield from moment.survey(names)) if each.ready}
+    if places:
+        named = yield from moment.keys_named(names, places)
+        waiting |= {(queue, figures.by, figures.key) for queue, figures in named if figures.waiting}
     found: dict[UUID, str] = {}
     for job, (queue, limits) in held.items():
         for bound, key in limits:
-            # A limit of the whole queue holds back whoever is ready.
-            is_waited_for = (queue, bound.limit.by, key) in waiting if key else queue in ready
-            if is_waited_for and (bound, key) in shut[queue]:
-                found.setdefault(job, _setting_words(bound, key))
+            if (queue, bound, key) in full and (queue, bound.limit.by, key) in waiting and job not in found:
+                whose = key_words(dict(zip(bound.limit.by, key, strict=True)))
+                found[job] = f"{limit_words(bound)}{f' for {whose}' if whose else ''}"
     return found
 
 
@@ -162,8 +152,3 @@ def _held_by(policy: Policy, claim: Claim) -> list[Wanted]:
     counting = [b for b in policy.bound if b.limit.is_held_by_runs]
     selected = [(bound, select(bound.limit.by, keys, claim.priority)) for bound in counting]
     return [(bound, key) for bound, key in selected if policy.limit_at(bound, key) is not None]
-
-
-def _setting_words(bound: BoundLimit, key: tuple[str | None, ...]) -> str:
-    whose = key_words(dict(zip(bound.limit.by, key, strict=True)))
-    return f"{limit_words(bound)}{f' for {whose}' if whose else ''}"

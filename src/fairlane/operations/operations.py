@@ -13,7 +13,7 @@ from fairlane.operations.metrics import Figures, figures_at
 from fairlane.operations.overrides import Limits, Overrides, Weights
 from fairlane.operations.partitions import Partitions
 from fairlane.operations.policies import Audit, Policies
-from fairlane.operations.queues import Look, Queues, hints_of, look_with_keys, sum_of, views_of
+from fairlane.operations.queues import Look, Queues, hints_of, look_at, look_with_keys, sum_of, views_of
 from fairlane.operations.schedules import Schedules
 from fairlane.operations.section import PROGRAM, KeyValues, OperationsSource, Section
 from fairlane.operations.trials import Trials
@@ -30,7 +30,7 @@ class Operations(Section):
     """What operators see and do: `app.operations`.
 
     Every change is one transaction, in force at the next claim, and recorded with `actor` (by default FAIRLANE_ACTOR,
-    else user@host) and `reason`. With `dry_run` it is only said what would change.
+    else user@host) and `reason`. With `dry_run` the result says what would change, and nothing changes.
     """
 
     def __init__(self, source: OperationsSource, audience: Audience = PROGRAM, rules: tuple[Redact, ...] = ()) -> None:
@@ -49,7 +49,7 @@ class Operations(Section):
         self.workers = Workers(source, audience, rules)
 
     def seen_by(self, audience: Audience, *rules: Redact | None) -> Self:
-        """The same operations for somebody else: what they may see is asked of the app's `redact`, and these rules."""
+        """The same operations for another audience: the app's `redact` and these rules decide what it may see."""
         return type(self)(self._source, audience, tuple(rule for rule in rules if rule is not None))
 
     @property
@@ -58,7 +58,7 @@ class Operations(Section):
         return self._redactor
 
     async def now(self) -> Instant:
-        """The time by the database's clock, which every moment here is told by."""
+        """The time by the database's clock, as are all times here."""
         return await (await self._store()).now()
 
     async def overview(self) -> Overview:
@@ -92,11 +92,14 @@ class Operations(Section):
 
     async def diagnose(self) -> list[Finding]:
         """What is wrong with this database, its queues and its workers, as far as it can be seen from outside."""
-        app = self._source
-        return await diagnose(await self._store(), app.declared_policies, app.known_tasks() or None, app.forwarded)
+        app, store = self._source, await self._store()
+        look = await store.ask(lambda moment: look_at(moment, app.forwarded))
+        views = await views_of(store, look, by_partition=True)
+        tasks, figures = app.known_tasks() or None, look.figures.values()
+        return await diagnose(store, app.declared_policies, tasks, figures, views, look.workers.workers)
 
     async def metrics(self, keys: int = 20) -> Figures:
-        """Queues, limits, keys and workers in numbers, by metric: what a scraper is told of the whole fleet. Of keys,
+        """Queues, limits, keys and workers in numbers, by metric: what a scraper gets for the whole fleet. Of keys,
         the first so many."""
         return await (await self._store()).ask(lambda moment: figures_at(moment, keys))
 
@@ -105,26 +108,24 @@ class Operations(Section):
         await (await self._store()).run(records.end_session(session, expires_at))
 
     async def is_session_ended(self, session: str) -> bool:
-        """Whether somebody has ended this session."""
+        """Whether this session was ended."""
         return await (await self._store()).run(records.is_session_ended(session))
 
 
+SUMMED = (
+    "ready", "held_jobs", "running", "ended", "failed", "started_per_minute", "ended_per_minute", "failed_per_minute",
+)  # fmt: skip
+
+
 def _totals(views: Sequence[QueueView], workers: WorkerList) -> Totals:
-    waits = [view.oldest_wait for view in views if view.oldest_wait is not None]
     return Totals(
-        ready=sum(view.ready for view in views),
-        held_jobs=sum(view.held_jobs for view in views),
-        running=sum(view.running for view in views),
+        **{name: sum(getattr(view, name) for view in views) for name in SUMMED},
         scheduled=sum_of(view.scheduled for view in views),
         dead=sum_of(view.dead for view in views),
-        oldest_wait=max(waits, default=None),
-        ended=sum(view.ended for view in views),
-        failed=sum(view.failed for view in views),
-        started_per_minute=sum(view.started_per_minute for view in views),
-        ended_per_minute=sum(view.ended_per_minute for view in views),
-        failed_per_minute=sum(view.failed_per_minute for view in views),
+        oldest_wait=max((view.oldest_wait for view in views if view.oldest_wait is not None), default=None),
+        workers_late=workers.late,
+        # A worker may serve several queues.
         workers=workers.alive - workers.stopping,
         workers_stopping=workers.stopping,
-        workers_late=workers.late,
         slots=workers.slots,
     )

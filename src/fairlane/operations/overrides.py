@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from typing import Unpack
 
 from msgspec import structs
 
@@ -23,10 +23,11 @@ from fairlane.operations.requests import (
     partitions_of,
     scope_of,
 )
-from fairlane.operations.section import Duration, Intent, KeyValues, Section
+from fairlane.operations.section import ChangeOptions, Intent, KeyValues, Section, TimedOptions
+from fairlane.operations.views import jobs_wait
 from fairlane.parameters import checked_methods
 from fairlane.policy.limits import Limit
-from fairlane.policy.overrides import Amendment, Kind, Override, Scope, amend, everyone_in, without_effect
+from fairlane.policy.overrides import Kind, Override, Scope, amend, everyone_in, without_effect
 from fairlane.policy.partitions import parse_partition
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.store import records
@@ -51,8 +52,7 @@ class Affected:
 
     def __str__(self) -> str:
         least = "at least " if self.more else ""
-        wait = "job waits" if self.waiting == 1 else "jobs wait"
-        return f"{least}{self.waiting:,} {wait} and {least}{self.running:,} run"
+        return f"{least}{jobs_wait(self.waiting)} and {least}{self.running:,} run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,16 +111,17 @@ class LimitInForce:
 class Amender(Section):
     """What sets overrides and ends them."""
 
-    async def _put(self, queue: str, action: str, override: Override, intent: Intent) -> Change:
-        store = await self._store()
+    async def _put(self, queue: str, action: str, override: Override, **options: Unpack[TimedOptions]) -> Change:
+        intent, store = self._intent(**options), await self._store()
         time = await store.time()
         signed = structs.replace(
             override, expires_at=intent.ends_at(time), set_at=time.now, set_by=intent.actor, reason=intent.reason
         )
         return await _change(store, queue, action, [signed], [], intent)
 
-    async def _end(self, queue: str, action: str, ended: Sequence[Override], intent: Intent) -> Change:
-        return await _change(await self._store(), queue, action, [], [each.id for each in ended], intent)
+    async def _end(self, queue: str, action: str, *ended: Override, **options: Unpack[ChangeOptions]) -> Change:
+        intent, store = self._intent(**options), await self._store()
+        return await _change(store, queue, action, [], [each.id for each in ended], intent)
 
 
 @checked_methods
@@ -128,41 +129,24 @@ class Limits(Amender):
     """`app.operations.limits`: the limits of queues, and other bounds for single keys."""
 
     async def set(
-        self,
-        queue: str,
-        limit: str,
-        value: float,
-        *,
-        keys: KeyValues | None = None,
-        expires_in: Duration | None = None,
-        expires_at: datetime | None = None,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
+        self, queue: str, limit: str, value: float, *, keys: KeyValues | None = None, **options: Unpack[TimedOptions]
     ) -> Change:
         """Give a limit another bound for one key. A lower one preempts nothing: what runs drains first."""
-        intent, scope = self._intent(actor, reason, dry_run, expires_in, expires_at), scope_of(keys)
+        scope = scope_of(keys)
         name = find_limit((await in_force(await self._store(), queue)).policy, limit, scope).name
         override = Override(kind=Kind.LIMIT, limit=name, value=value, scope=scope)
-        return await self._put(queue, "limit set", override, intent)
+        return await self._put(queue, "limit set", override, **options)
 
     async def clear(
-        self,
-        queue: str,
-        limit: str,
-        *,
-        keys: KeyValues | None = None,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
+        self, queue: str, limit: str, *, keys: KeyValues | None = None, **options: Unpack[ChangeOptions]
     ) -> Change:
         """Let a key have the bound again that the policy declares."""
-        intent, scope = self._intent(actor, reason, dry_run), scope_of(keys)
+        scope = scope_of(keys)
         policy = (await in_force(await self._store(), queue)).policy
         # By the name it was set under first: its limit may be gone from the policy.
         known = policy.overrides.limits.get((limit, scope))
         name = limit if known else find_limit(policy, limit, scope).name
-        return await self._end(queue, "limit clear", [Override(kind=Kind.LIMIT, limit=name, scope=scope)], intent)
+        return await self._end(queue, "limit clear", Override(kind=Kind.LIMIT, limit=name, scope=scope), **options)
 
     # Last: below it, `list` in an annotation would be this method.
     async def list(self, queue: str) -> list[LimitInForce]:
@@ -183,46 +167,20 @@ class Limits(Amender):
 class Weights(Amender):
     """`app.operations.weights`: the weights of flows."""
 
-    async def set(
-        self,
-        queue: str,
-        weight: float,
-        *,
-        keys: KeyValues,
-        expires_in: Duration | None = None,
-        expires_at: datetime | None = None,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
-    ) -> Change:
+    async def set(self, queue: str, weight: float, *, keys: KeyValues, **options: Unpack[TimedOptions]) -> Change:
         """Give a flow another weight."""
-        intent = self._intent(actor, reason, dry_run, expires_in, expires_at)
-        return await self._put(
-            queue, "weight set", Override(kind=Kind.WEIGHT, value=weight, scope=scope_of(keys)), intent
-        )
+        override = Override(kind=Kind.WEIGHT, value=weight, scope=scope_of(keys))
+        return await self._put(queue, "weight set", override, **options)
 
-    async def boost(
-        self,
-        queue: str,
-        factor: float,
-        *,
-        keys: KeyValues,
-        expires_in: Duration | None = None,
-        expires_at: datetime | None = None,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
-    ) -> Change:
+    async def boost(self, queue: str, factor: float, *, keys: KeyValues, **options: Unpack[TimedOptions]) -> Change:
         """Multiply a flow's weight."""
-        intent = self._intent(actor, reason, dry_run, expires_in, expires_at)
-        return await self._put(queue, "boost", Override(kind=Kind.BOOST, value=factor, scope=scope_of(keys)), intent)
+        override = Override(kind=Kind.BOOST, value=factor, scope=scope_of(keys))
+        return await self._put(queue, "boost", override, **options)
 
-    async def clear(
-        self, queue: str, *, keys: KeyValues, reason: str = "", actor: str | None = None, dry_run: bool = False
-    ) -> Change:
+    async def clear(self, queue: str, *, keys: KeyValues, **options: Unpack[ChangeOptions]) -> Change:
         """Let a flow have the weight again that the policy declares, and no boost."""
         ended = [Override(kind=kind, scope=scope_of(keys)) for kind in (Kind.WEIGHT, Kind.BOOST)]
-        return await self._end(queue, "weight clear", ended, self._intent(actor, reason, dry_run))
+        return await self._end(queue, "weight clear", *ended, **options)
 
 
 @checked_methods
@@ -230,18 +188,11 @@ class Overrides(Section):
     """`app.operations.overrides`: what operators have set, of every kind."""
 
     async def restore(
-        self,
-        queue: str,
-        overrides: Sequence[Override],
-        *,
-        ending: Sequence[str] = (),
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
+        self, queue: str, overrides: Sequence[Override], *, ending: Sequence[str] = (), **options: Unpack[ChangeOptions]
     ) -> Change:
         """Set overrides again as they were (`Change.before`), each with the end that it had, and end those that came
         instead, by their ids."""
-        store, intent = await self._store(), self._intent(actor, reason, dry_run)
+        store, intent = await self._store(), self._intent(**options)
         now = await store.now()
         for each in overrides:
             if each.expires_at is not None and each.expires_at <= now:
@@ -272,15 +223,26 @@ class Overrides(Section):
 async def _change(
     store: Store, queue: str, action: str, put: Sequence[Override], remove: Sequence[str], intent: Intent
 ) -> Change:
-    """Every partition of a queue has the same overrides: they hold for whatever key may come there."""
+    """Change the overrides of a queue. All of its partitions have the same ones, because any key may land in any."""
     names = await partitions_of(store, queue)
     policies = [(await in_force(store, name)).policy for name in names]
     amendments = [amend(policy, put, remove) for policy in policies]
     if not intent.dry_run:
         amendments = await store.amend(names, put, remove, intent.note(action))
-    whole, *others = [
-        _changed(policy, action, amendment, intent) for policy, amendment in zip(policies, amendments, strict=True)
-    ]
+    changes = []
+    for policy, amendment in zip(policies, amendments, strict=True):
+        limits = [each.limit for each in (*amendment.before, *amendment.after)]
+        change = Change(
+            queue=policy.queue,
+            action=action,
+            is_dry_run=intent.dry_run,
+            before=amendment.before,
+            after=amendment.after,
+            remaining=amendment.overrides.all,
+            everyone=everyone_in(policy, limits[0] if limits else None),
+        )
+        changes.append(change)
+    whole, *others = changes
     whole = replace(whole, partitions=tuple(each for each in others if each.before != whole.before))
     touched = [each.scope for each in (*whole.after, *whole.before)]
     if not intent.dry_run or not touched:
@@ -317,19 +279,6 @@ async def _count(store: Store, wanted: JobFilter) -> tuple[int, bool]:
         if after is None:
             return count, False
     return count, True
-
-
-def _changed(policy: Policy, action: str, amendment: Amendment, intent: Intent) -> Change:
-    limits = [each.limit for each in (*amendment.before, *amendment.after)]
-    return Change(
-        queue=policy.queue,
-        action=action,
-        is_dry_run=intent.dry_run,
-        before=amendment.before,
-        after=amendment.after,
-        remaining=amendment.overrides.all,
-        everyone=everyone_in(policy, limits[0] if limits else None),
-    )
 
 
 def overrides_of(policy: Policy, now: Instant) -> list[OverrideInForce]:

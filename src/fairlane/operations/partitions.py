@@ -6,13 +6,14 @@ nothing wrong: the same call goes on from there, and so does any worker of the q
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 from fairlane.clock import SECOND
 from fairlane.errors import ConfigurationError
 from fairlane.operations.requests import in_force, partitions_of
-from fairlane.operations.section import OnProgress, Section
+from fairlane.operations.section import ChangeOptions, OnProgress, Section
 from fairlane.parameters import checked_methods
 from fairlane.policy.keys import By
 from fairlane.policy.partitions import (
@@ -27,7 +28,7 @@ from fairlane.policy.partitions import (
     widths,
 )
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.rebuild import WaitingLane, refuse_to_strand, stray_lanes
+from fairlane.scheduler.rebuild import refuse_to_strand, stray_lanes
 from fairlane.store import policies, repartition
 from fairlane.store.audit import Note
 from fairlane.store.protocol import Store
@@ -39,12 +40,6 @@ MOVED_AT_ONCE = 5_000
 
 A_MOMENT = SECOND // 5
 """Between two looks while jobs end."""
-
-
-def _declared_by(declared: Policy | None, to: int) -> By | None:
-    """By which keys a program divides a queue, if it does so into as many partitions."""
-    place = None if declared is None else declared.partition
-    return place.by if place is not None and place.width == to else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +85,8 @@ class Partitions(Section):
         by: Sequence[str] | None = None,
         accept_missing_keys: bool = False,
         abandon: bool = False,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
         on_progress: OnProgress | None = None,
+        **options: Unpack[ChangeOptions],
     ) -> Repartitioned:
         """Change the number of a queue's partitions while it works; by these keys, if it has had only one, else by
         those that this app declares. With `abandon`, a change to another number that is under way is given up first.
@@ -101,12 +94,16 @@ class Partitions(Section):
         Not one transaction but many. Broken off, it leaves keys standing still that move; called again, it goes on,
         and so does any worker of the queue. What would break order or limits is refused, before anything has begun.
         """
-        store, intent = await self._store(), self._intent(actor, reason, dry_run)
-        keys = _declared_by(self._source.declared_policies.get(queue), to) if by is None else tuple(by)
+        store, intent = await self._store(), self._intent(**options)
+        declared = self._source.declared_policies.get(queue)
+        place = None if declared is None else declared.partition
+        keys = None if by is None else tuple(by)
+        if by is None and place is not None and place.width == to:
+            keys = place.by
         # In earnest, what was folded to count it need not be folded again to move it.
-        plan, found = await _planned(store, queue, to, keys, accept_missing_keys, abandon, keeps=not dry_run)
-        if dry_run or plan.is_empty:
-            return Repartitioned(plan=plan, is_dry_run=dry_run, moved=0)
+        plan, found = await _planned(store, queue, to, keys, accept_missing_keys, abandon, keeps=not intent.dry_run)
+        if intent.dry_run or plan.is_empty:
+            return Repartitioned(plan=plan, is_dry_run=intent.dry_run, moved=0)
         note = intent.note(PARTITION)
         moved = 0
         if plan.gives_up is not None:
@@ -164,7 +161,11 @@ async def _planned(
     lanes = {name: await store.run(policies.lanes(name, keeps=keeps)) for name in names}
     if not is_begun and before != to and not accept_missing_keys:
         refuse_to_strand(moving, [lane for name in names for lane in lanes[name]])
-    waiting, running = _strays(moving, lanes.items())
+    strays = [
+        stray
+        for name, found_there in lanes.items()
+        for stray in stray_lanes(sibling(moving, (parse_partition(name) or (name, 0))[1]), found_there)
+    ]
     plan = PartitionPlan(
         queue=queue,
         before=before,
@@ -172,19 +173,10 @@ async def _planned(
         by=keys,
         is_resumed=is_resumed,
         gives_up=widths(first)[1] if is_begun and not is_resumed else None,
-        waiting=waiting,
-        running=running,
+        waiting=sum(stray.was.ready for stray in strays),
+        running=sum(stray.was.in_flight for stray in strays),
     )
     return plan, found
-
-
-def _strays(moving: Policy, lanes: Iterable[tuple[str, list[WaitingLane]]]) -> tuple[int, int]:
-    """How many jobs wait, and how many run, where they will not belong."""
-    strays = []
-    for name, found in lanes:
-        _, index = parse_partition(name) or (name, 0)
-        strays += stray_lanes(sibling(moving, index), found)
-    return sum(stray.was.ready for stray in strays), sum(stray.was.in_flight for stray in strays)
 
 
 def _moving(first: Policy, to: int, by: By) -> Policy:
@@ -200,18 +192,13 @@ def _width(policy: Policy) -> int:
 
 
 def _under_way(first: Policy) -> str:
-    place, (before, to) = first.partition, widths(first)
-    assert place is not None
-    if place.is_abandoned:
-        return (
-            f"queue {place.of!r} is on its way back from {before} to {to} partitions; workers go on with that by "
-            f"themselves. Let it end first: `fairlane partition {place.of} --to {to}`"
-        )
-    return (
-        f"queue {place.of!r} is on its way from {before} to {to} partitions; workers go on with that by themselves. "
-        f"Let it end first: `fairlane partition {place.of} --to {to}`; or give it up: "
-        f"`fairlane partition {place.of} --to {before} --abandon`"
+    place, (before, to), command = first.partition, widths(first), f"fairlane partition {first.queue} --to"
+    is_abandoned = place is not None and place.is_abandoned
+    words = (
+        f"queue {first.queue!r} is on its way {'back ' if is_abandoned else ''}from {before} to {to} partitions; "
+        f"workers go on with that by themselves. Let it end first: `{command} {to}`"
     )
+    return words if is_abandoned else f"{words}; or give it up: `{command} {before} --abandon`"
 
 
 def _keys(first: Policy, to: int, by: By | None) -> By:

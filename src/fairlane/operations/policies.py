@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError, InvalidPolicy, UnknownQueue
 from fairlane.operations.overrides import OverrideInForce, overrides_of
 from fairlane.operations.requests import in_force
-from fairlane.operations.section import Intent, Section
+from fairlane.operations.section import ChangeOptions, Intent, Section
 from fairlane.parameters import checked_methods
 from fairlane.policy.overrides import everyone_in, without_place
 from fairlane.policy.partitions import as_divided, division, parse_partition, partition_name, sibling, way_to, whole_of
@@ -107,17 +108,11 @@ class Policies(Section):
         return await shown_policies(await self._store(), declared, queues or wholes)
 
     async def apply(
-        self,
-        queues: Sequence[str] = (),
-        *,
-        accept_missing_keys: bool = False,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
+        self, queues: Sequence[str] = (), *, accept_missing_keys: bool = False, **options: Unpack[ChangeOptions]
     ) -> list[PolicyChange]:
         """Put what this app declares in force, a transaction for each queue. Overrides stay as they are, and so does
         the number of partitions: `partitions.change` changes that."""
-        intent, declared = self._intent(actor, reason, dry_run), self._source.declared_policies
+        intent, declared = self._intent(**options), self._source.declared_policies
         require_declared(declared, queues)
         store = await self._store()
         asked = {whole_of(name) for name in queues or declared}
@@ -164,34 +159,32 @@ async def shown_policies(
     if absent := next((name for name in queues if name not in known and name not in declared), None):
         await in_force(store, absent)  # which says what it may have been
     wholes = [name for name in declared if parse_partition(name) is None]
+    names = [name for name in sorted({*wholes, *known}) if with_partitions or parse_partition(name) is None]
     return [
-        _in_force(known[name], declared.get(whole_of(name)), now)
-        if name in known
-        else PolicyInForce(queue=name, policy=None, version=0, declared=declared[name], drift=(), overrides=())
-        for name in queues or sorted({*wholes, *known})
-        if name in queues or with_partitions or parse_partition(name) is None
+        _in_force(name, known.get(name), declared.get(whole_of(name) if name in known else name), now)
+        for name in queues or names
     ]
 
 
-def _in_force(stored: Declared, declared: Policy | None, now: Instant) -> PolicyInForce:
-    place = stored.policy.partition
+def _in_force(queue: str, stored: Declared | None, declared: Policy | None, now: Instant) -> PolicyInForce:
+    if stored is None:
+        return PolicyInForce(queue=queue, policy=None, version=0, declared=declared, drift=(), overrides=())
+    policy, place, drift = stored.policy, stored.policy.partition, tuple[Difference, ...]()
     if place is not None and place.index >= place.width:
         declared = None  # it is no more
+    if declared is not None:
+        try:
+            drift = differences(policy, as_divided(policy, declared))
+        except InvalidPolicy:
+            drift = differences(policy, declared)
     return PolicyInForce(
-        queue=stored.policy.queue,
-        policy=stored.policy,
+        queue=queue,
+        policy=policy,
         version=stored.version,
         declared=declared,
-        drift=() if declared is None else _drift(stored.policy, declared),
-        overrides=tuple(overrides_of(stored.policy, now)),
+        drift=drift,
+        overrides=tuple(overrides_of(policy, now)),
     )
-
-
-def _drift(stored: Policy, declared: Policy) -> tuple[Difference, ...]:
-    try:
-        return differences(stored, as_divided(stored, declared))
-    except InvalidPolicy:
-        return differences(stored, declared)
 
 
 async def _declared_for(store: Store, whole: str, declared: Declarations) -> list[Policy]:
@@ -218,6 +211,7 @@ async def _apply(store: Store, policy: Policy, intent: Intent, accept_missing_ke
         applied = await store.apply(policy, intent.note(APPLY), accept_missing_keys=accept_missing_keys)
         # Somebody else may have been faster since the look.
         is_changed, version = applied.version != version, applied.version
+    known = before or policy
     return PolicyChange(
         queue=policy.queue,
         is_dry_run=intent.dry_run,
@@ -225,15 +219,13 @@ async def _apply(store: Store, policy: Policy, intent: Intent, accept_missing_ke
         after=policy,
         version=version,
         is_changed=is_changed,
-        changes=() if before is None else differences(before, policy),
-        new_keys=() if before is None else tuple(sorted({*policy.stamped_keys} - {*before.stamped_keys})),
-        without_place=() if before is None else tuple(_losing_their_place(before, policy)),
+        changes=differences(known, policy),
+        new_keys=tuple(sorted({*policy.stamped_keys} - {*known.stamped_keys})),
+        without_place=tuple(
+            OverrideInForce(
+                queue=policy.queue, override=each, no_effect=reason, everyone=everyone_in(known, each.limit)
+            )
+            for each in known.overrides.all
+            if (reason := without_place(policy, each)) is not None and without_place(known, each) is None
+        ),
     )
-
-
-def _losing_their_place(before: Policy, after: Policy) -> Iterator[OverrideInForce]:
-    for override in before.overrides.all:
-        reason = without_place(after, override)
-        if reason is not None and without_place(before, override) is None:
-            everyone = everyone_in(before, override.limit)
-            yield OverrideInForce(queue=after.queue, override=override, no_effect=reason, everyone=everyone)

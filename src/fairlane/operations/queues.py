@@ -1,4 +1,4 @@
-"""Queues at a glance: is work flowing, who waits and why. Looking changes nothing.
+"""Queues at a glance: whether work flows, what waits and why. Looking changes nothing.
 
 Every view is of one moment: what it shows together is read in one snapshot of the database.
 """
@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from shlex import quote
+from typing import Unpack
 
 import msgspec
 
 from fairlane.clock import SECOND, Instant, as_datetime, lasting
 from fairlane.errors import InvalidOverride
-from fairlane.operations.diagnosis import Finding, Level, about_reported_tasks, about_workers, knows, unknown_tasks
-from fairlane.operations.explanations import explained, forwarded_at, is_routed
+from fairlane.operations.diagnosis import (
+    Finding,
+    Level,
+    about_reported_tasks,
+    about_stopped,
+    about_workers,
+)
+from fairlane.operations.explanations import explained, explanation_of, forwarded_at, is_routed
 from fairlane.operations.keys import (
-    MINUTE,
-    SHOWN,
     chart_of,
     gauge_view,
     gauges_of,
@@ -29,7 +33,7 @@ from fairlane.operations.keys import (
 )
 from fairlane.operations.overrides import Amender, Change
 from fairlane.operations.requests import find_jobs, in_force, scope_of
-from fairlane.operations.section import Duration, KeyValues
+from fairlane.operations.section import ChangeOptions, KeyValues, TimedOptions
 from fairlane.operations.views import (
     Chart,
     Counted,
@@ -44,6 +48,8 @@ from fairlane.operations.views import (
     QueueView,
     WorkerList,
     WorkerView,
+    jobs_left,
+    jobs_wait,
 )
 from fairlane.operations.workers import worker_list
 from fairlane.parameters import checked_methods
@@ -52,10 +58,10 @@ from fairlane.policy.overrides import Kind, Override
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import Policy, policy_words
 from fairlane.scheduler.estimate import Seen
-from fairlane.scheduler.explain import Explanation, forwarded_to_an_engine, no_service, start_command
+from fairlane.scheduler.explain import Explanation, forwarded_to_an_engine, no_service
 from fairlane.simulation.measures import describe
 from fairlane.stats.gates import Gauge
-from fairlane.stats.keys import Held, Minute
+from fairlane.stats.keys import MINUTE, MINUTES, Held, Minute
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.store.rows import Declared
@@ -86,12 +92,12 @@ class Look(msgspec.Struct, frozen=True):
         return chart_of((each for minutes in self.minutes.values() for each in minutes), self.now)
 
 
-def _look(moment: Moment, forwarded: Collection[str] | None, only: str | None = None) -> Looking[Look]:
+def look_at(moment: Moment, forwarded: Collection[str] | None, only: str | None = None) -> Looking[Look]:
     policies = yield from moment.policies()
     names = [name for name in policies if only is None or whole_of(name) == only]
     now = moment.now
     figures = {each.queue: each for each in (yield from moment.survey(names))}
-    minutes = yield from moment.minutes(names, now - SHOWN * MINUTE)
+    minutes = yield from moment.minutes(names, now - MINUTES * MINUTE)
     wanted = {name: [(bound, ()) for _, bound in policies[name].policy.queue_gates] for name in names}
     gauges = yield from gauges_of(moment, wanted)
     seen = yield from moment.workers()
@@ -102,7 +108,7 @@ def look_with_keys(
     moment: Moment, forwarded: Collection[str] | None, only: str | None = None
 ) -> Looking[tuple[Look, list[KeyView]]]:
     """The same, and the keys behind whose limits most jobs wait."""
-    look = yield from _look(moment, forwarded, only)
+    look = yield from look_at(moment, forwarded, only)
     seen: dict[str, Seen] = {}
     for name in look.figures:
         known = seen.get(whole_of(name), Seen([], look.now))
@@ -125,7 +131,9 @@ class Queues(Amender):
         (view,) = await views_of(store, look)
         chart = look.chart
         workers = look.workers.workers
-        findings = [each for each in (*about_workers(workers), *about_reported_tasks(workers)) if each.queue == name]
+        findings = [
+            each for each in (*about_workers(workers), *about_reported_tasks(workers).values()) if each.queue == name
+        ]
         return OneQueue(
             now=as_datetime(look.now),
             view=view,
@@ -135,77 +143,46 @@ class Queues(Amender):
             limits=_limits(policy, look, chart.denied),
             scopes=[list(by) for by in policy.scopes],
             partitions=[_view(name, [name], look) for name in look.figures] if len(look.figures) > 1 else [],
-            hints=hints_of([view], keys, findings),
+            hints=hints_of([view], keys, [each for each in findings if each.queue == name]),
             chart=chart,
         )
 
     async def explain(self, queue: str, keys: KeyValues | None = None) -> Explanation:
         """Everything that holds all jobs of a queue or of one partition of it, or all of some keys in it."""
         store, canonical = await self._store(), canonical_keys(keys or {})
-        found = await store.ask(lambda moment: explained(moment, queue, canonical))
-        return found.told([await forwarded_at(store, facts, self._source.forwarded) for facts, _ in found.parts])
+        parts = await store.ask(lambda moment: explained(moment, queue, canonical))
+        forwarded = [await forwarded_at(store, facts, self._source.forwarded) for facts, _ in parts]
+        return explanation_of(queue, parts, forwarded)
 
     async def pause(
-        self,
-        queue: str,
-        *,
-        keys: KeyValues | None = None,
-        task: str | None = None,
-        expires_in: Duration | None = None,
-        expires_at: datetime | None = None,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
+        self, queue: str, *, keys: KeyValues | None = None, task: str | None = None, **options: Unpack[TimedOptions]
     ) -> Change:
         """Start nothing more of a queue, a key or a task. What runs goes on; keys first seen later are covered."""
-        intent = self._intent(actor, reason, dry_run, expires_in, expires_at)
         scope = scope_of(keys, await _full_name(await self._store(), queue, task))
-        return await self._put(queue, "pause", Override(kind=Kind.PAUSE, scope=scope), intent)
+        return await self._put(queue, "pause", Override(kind=Kind.PAUSE, scope=scope), **options)
 
     async def resume(
-        self,
-        queue: str,
-        *,
-        keys: KeyValues | None = None,
-        task: str | None = None,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
+        self, queue: str, *, keys: KeyValues | None = None, task: str | None = None, **options: Unpack[ChangeOptions]
     ) -> Change:
         """End a pause: the one of exactly this queue, key or task."""
-        intent, store = self._intent(actor, reason, dry_run), await self._store()
-        pause = Override(kind=Kind.PAUSE, scope=scope_of(keys, await _full_name(store, queue, task)))
-        as_given = Override(kind=Kind.PAUSE, scope=scope_of(keys, task))
-        if (await in_force(store, queue)).policy.overrides.get(as_given.id):
-            pause = as_given  # the task was paused under just that name
-        return await self._end(queue, "resume", [pause], intent)
+        # The task may have been paused under just the name that is given.
+        names = dict.fromkeys([task, await _full_name(await self._store(), queue, task)])
+        pauses = [Override(kind=Kind.PAUSE, scope=scope_of(keys, name)) for name in names]
+        return await self._end(queue, "resume", *pauses, **options)
 
-    async def suspend(
-        self,
-        queue: str,
-        *,
-        expires_in: Duration | None = None,
-        expires_at: datetime | None = None,
-        reason: str = "",
-        actor: str | None = None,
-        dry_run: bool = False,
-    ) -> Change:
+    async def suspend(self, queue: str, **options: Unpack[TimedOptions]) -> Change:
         """Let no limit of a queue hold anything back. All go on counting; pauses and turns stay."""
-        intent = self._intent(actor, reason, dry_run, expires_in, expires_at)
-        return await self._put(queue, "suspend", Override(kind=Kind.SUSPEND), intent)
+        return await self._put(queue, "suspend", Override(kind=Kind.SUSPEND), **options)
 
-    async def unsuspend(
-        self, queue: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
-    ) -> Change:
+    async def unsuspend(self, queue: str, **options: Unpack[ChangeOptions]) -> Change:
         """Let the limits of a queue hold again. What runs beyond them drains first."""
-        ended = [Override(kind=Kind.SUSPEND)]
-        return await self._end(queue, "unsuspend", ended, self._intent(actor, reason, dry_run))
+        return await self._end(queue, "unsuspend", Override(kind=Kind.SUSPEND), **options)
 
     # Last: below it, `list` in an annotation would be this method.
     async def list(self) -> list[QueueView]:
         """Every queue at a glance."""
         store = await self._store()
-        return await views_of(store, await store.ask(lambda moment: _look(moment, self._source.forwarded)))
+        return await views_of(store, await store.ask(lambda moment: look_at(moment, self._source.forwarded)))
 
 
 async def _full_name(store: Store, queue: str, task: str | None) -> str | None:
@@ -224,12 +201,13 @@ async def _full_name(store: Store, queue: str, task: str | None) -> str | None:
 
 def queues_at(moment: Moment) -> Looking[list[QueueView]]:
     """All queues as of one moment, whoever runs their jobs."""
-    return _views((yield from _look(moment, ())))
+    return _views((yield from look_at(moment, ())))
 
 
-async def views_of(store: Store, look: Look) -> list[QueueView]:
-    """A view of each queue. Of one that nobody serves, its jobs may tell that an engine runs them, if no app does."""
-    views = _views(look)
+async def views_of(store: Store, look: Look, *, by_partition: bool = False) -> list[QueueView]:
+    """A view of each queue, or of each partition. Of one that nobody serves, its jobs may tell that an engine runs
+    them, if no app does."""
+    views = [_view(name, [name], look) for name in look.figures] if by_partition else _views(look)
     for number, view in enumerate(views):
         is_open = view.is_forwarded is None and view.status is QueueStatus.STOPPED
         if is_open and await is_routed(store, view.queue):
@@ -295,8 +273,8 @@ def _view(queue: str, names: Sequence[str], look: Look) -> QueueView:
         ),
         unknown_tasks=[
             task
-            for (of, task) in sorted(unknown_tasks(serving))
-            if of == whole_of(queue) and not knows(serving, of, task)
+            for (of, task), found in about_reported_tasks(serving).items()
+            if of == whole_of(queue) and found.level is Level.FAULT
         ],
     )
     return _with_status(view)
@@ -366,10 +344,8 @@ def _limits(policy: Policy, look: Look, denied: Mapping[str, int]) -> list[Limit
     gauges = {gauge.limit: gauge for gauge in look.gauges[policy.queue]}
     views = []
     for bound in policy.bound:
-        gauge = gauges.get(bound.name)
+        gauge, holding = gauges.get(bound.name), held.get(bound.name)
         shown = None if gauge is None else gauge_view(gauge, bound)
-        holding = held.get(bound.name)
-        is_of_queue = not bound.limit.by
         views.append(
             LimitView(
                 limit=bound.name,
@@ -377,7 +353,7 @@ def _limits(policy: Policy, look: Look, denied: Mapping[str, int]) -> list[Limit
                 by=list(bound.limit.by),
                 gauge=shown,
                 held_keys=0 if holding is None else holding.keys,
-                held_jobs=0 if holding is None or is_of_queue else holding.jobs,
+                held_jobs=0 if holding is None or not bound.limit.by else holding.jobs,
                 denied=denied.get(bound.name, 0),
                 is_suspended=policy.overrides.suspension is not None,
                 overridden_keys=sum(name == bound.name for name, _ in policy.overrides.limits),
@@ -392,7 +368,7 @@ def sum_of(numbers: Iterable[Counted]) -> Counted:
 
 
 LAGGING_AFTER = 60.0
-"""Seconds that a job which nothing holds back may wait before it is told as lag."""
+"""Seconds that a job which nothing holds back may wait before it is reported as lag."""
 MOST_HINTS = 20
 OF_ONE_LIMIT = 3
 """Keys that are named one by one for a limit that holds many back: its queue's page has the others."""
@@ -408,55 +384,42 @@ def status_of(view: QueueView) -> tuple[QueueStatus, str]:
     """How a queue is doing, in a word and in a sentence. What the view says of its status is not looked at."""
     ready, held, running = view.ready, view.held_jobs, view.running
     if view.is_paused:
-        return QueueStatus.PAUSED, f"paused: {_waiting(ready)}, {running:,} still run"
+        return QueueStatus.PAUSED, f"paused: {jobs_wait(ready)}, {running:,} still run"
     if not ready and not running and view.unknown_tasks:
         tasks = ", ".join(map(repr, view.unknown_tasks))
         return QueueStatus.STOPPED, f"no worker that serves it knows task {tasks}: its jobs are given back"
-    if not ready and not _is_left(view):
+    if not ready and not view.is_left:
         return (QueueStatus.FLOWING, f"{running:,} run, nothing waits") if running else (QueueStatus.IDLE, "idle")
     if view.refusal is not None:
-        return QueueStatus.STOPPED, f"the broker refuses what is published: {_waiting(ready)}; {view.refusal}"
+        return QueueStatus.STOPPED, f"the broker refuses what is published: {jobs_wait(ready)}; {view.refusal}"
     if not view.workers:
         who = no_service(view.workers_stopping, is_forwarded=view.is_forwarded)
-        return QueueStatus.STOPPED, f"{who}: {_left(ready, running)}"
-    eligible, pauses, limits = ready - held, *_by_pause(view.held)
+        return QueueStatus.STOPPED, f"{who}: {jobs_left(ready, running)}"
+    eligible = ready - held
+    pauses = [each for each in view.held if each.limit.startswith("pause:")]
+    has_limits = len(pauses) < len(view.held) or not pauses
     if _is_rated(view, eligible):
         let = "lets jobs start as it opens" if len(view.rates) == 1 else "let jobs start as they open"
-        return QueueStatus.LIMITED, f"{', '.join(view.rates.values())} {let}, as the policy requires: {_waiting(ready)}"
+        return (
+            QueueStatus.LIMITED,
+            f"{', '.join(view.rates.values())} {let}, as the policy requires: {jobs_wait(ready)}",
+        )
     if eligible <= 0:
-        if pauses and not limits:
-            return (
-                QueueStatus.LIMITED,
-                f"pauses hold back everything that waits ({_jobs(ready)}), as operators requested",
-            )
+        who = " and ".join(["pauses of operators"] * bool(pauses) + ["limits"] * has_limits)
+        words, why = f"{who} hold back everything that waits ({_jobs(ready)})", ", as the policy requires"
         if pauses:
-            words = f"pauses of operators and limits hold back everything that waits ({_jobs(ready)})"
-            return QueueStatus.LIMITED, f"{words}; {', '.join(f'{_jobs(each.jobs)}: {each.words}' for each in pauses)}"
-        holding = [run for run in view.long_runs if run.limit is not None]
-        if holding:
-            longest = holding[0]
-            words = f"; job {longest.job} ({longest.task}) has held {longest.limit} for {lasting(longest.ran)}"
-            return QueueStatus.LIMITED, f"limits hold back everything that waits ({_jobs(ready)}){words}"
-        return QueueStatus.LIMITED, f"limits hold back everything that waits ({_jobs(ready)}), as the policy requires"
+            why = f"; {', '.join(f'{_jobs(each.jobs)}: {each.words}' for each in pauses)}"
+        elif longest := next((run for run in view.long_runs if run.limit is not None), None):
+            why = f"; job {longest.job} ({longest.task}) has held {longest.limit} for {lasting(longest.ran)}"
+        return QueueStatus.LIMITED, f"{words}{why}"
     if _is_lagging(view, eligible):
         are = "is" if view.slots_free == 1 else "are"
         slots = f"{view.slots_free:,} of {view.slots:,} slots {are} free" if view.slots_free else "no slot is free"
         oldest = "" if held or view.oldest_wait is None else f"; the oldest waits for {lasting(view.oldest_wait)}"
         return QueueStatus.LAGGING, f"{_jobs(eligible)} could start, and {slots}{oldest}"
-    by = " and ".join(["limits"] * bool(limits) + ["pauses"] * bool(pauses)) or "limits"
+    by = " and ".join(["limits"] * has_limits + ["pauses"] * bool(pauses))
     back = f", {held:,} {'is' if held == 1 else 'are'} held back by {by}" if held else ""
     return QueueStatus.FLOWING, f"{_jobs(eligible)} could start now{back}"
-
-
-def _is_left(view: QueueView) -> bool:
-    """Whether jobs that ran when their worker died wait for somebody to serve the queue."""
-    return view.lapsed > 0 and not view.workers
-
-
-def _by_pause(held: Iterable[HeldView]) -> tuple[list[HeldView], list[HeldView]]:
-    """What pauses hold back, and what limits do."""
-    pauses = [each for each in held if each.limit.startswith("pause:")]
-    return pauses, [each for each in held if each not in pauses]
 
 
 def _is_rated(view: QueueView, eligible: int) -> bool:
@@ -489,9 +452,10 @@ def _is_busy(view: QueueView) -> bool:
 
 def hints_of(queues: Sequence[QueueView], keys: Iterable[KeyView], findings: Iterable[Finding]) -> list[Hint]:
     """Faults first, then lag, then pauses, then what may break soon, then limits that do their work."""
-    left = {each.queue for each in queues if _is_left(each)}
+    left = {each.queue for each in queues if each.is_left}
     limited = (each for each in keys if each.is_paused or whole_of(each.queue) not in left)
-    hints = [*_of_findings(findings), *_about_queues(queues), *_about_keys(limited)]
+    found = [*about_stopped(queues), *findings]
+    hints = [*_of_findings(found), *_about_queues(queues), *_about_keys(limited)]
     order = {HintKind.FAULT: 0, HintKind.LAG: 1, HintKind.PAUSE: 2, HintKind.WARNING: 3, HintKind.LIMIT: 4}
     return sorted(hints, key=lambda hint: order[hint.kind])[:MOST_HINTS]
 
@@ -506,106 +470,77 @@ def _of_findings(findings: Iterable[Finding]) -> Iterator[Hint]:
 
 
 def _about_queues(queues: Sequence[QueueView]) -> Iterator[Hint]:
-    stopped = [
-        each
-        for each in queues
-        if each.status is QueueStatus.STOPPED and (each.ready or _is_left(each)) and each.refusal is None
-    ]
-    for is_forwarded in dict.fromkeys(each.is_forwarded for each in stopped):
-        yield _about_stopped([each for each in stopped if each.is_forwarded is is_forwarded])
     for each in queues:
+        name = quote(each.queue)
         if each.status is QueueStatus.STOPPED and each.refusal is not None:
             knob = "check the broker; publishing is retried until it accepts messages"
-            yield Hint(kind=HintKind.FAULT, queue=each.queue, words=f"{each.queue}: {each.words}", knob=knob)
+            yield _hint(HintKind.FAULT, each, each.words, knob)
         elif each.status is QueueStatus.LAGGING:
             knob = "start more workers, or give them more --concurrency"
             if each.slots and not _is_busy(each):
-                knob = f"slots are free, so it is not the workers: fairlane explain --queue {quote(each.queue)}"
-            yield Hint(kind=HintKind.LAG, queue=each.queue, words=f"{each.queue}: {each.words}", knob=knob)
+                knob = f"slots are free, so it is not the workers: fairlane explain --queue {name}"
+            yield _hint(HintKind.LAG, each, each.words, knob)
         elif each.status is QueueStatus.PAUSED and each.ready:
-            knob = f"fairlane resume {quote(each.queue)}"
-            yield Hint(kind=HintKind.PAUSE, queue=each.queue, words=f"{each.queue} is {each.words}", knob=knob)
+            words, knob = f"{each.queue} is {each.words}", f"fairlane resume {name}"
+            yield Hint(kind=HintKind.PAUSE, queue=each.queue, words=words, knob=knob)
         if each.unbegun is not None:
             knob = "start a worker of the engine that consumes the queue, or check those that do"
-            yield Hint(kind=HintKind.WARNING, queue=each.queue, words=f"{each.queue}: {each.unbegun}", knob=knob)
-        yield from _about_failures(each)
+            yield _hint(HintKind.WARNING, each, each.unbegun, knob)
+        if failures := _failures(each):
+            yield _hint(HintKind.FAULT, each, failures, f"fairlane dead list --queue {name}")
 
 
-def _about_stopped(views: Sequence[QueueView]) -> Hint:
-    """Queues that nobody serves, and whose jobs wait: one command starts them all."""
-    names = [each.queue for each in views]
-    knob = start_command(*names, is_forwarded=views[0].is_forwarded)
-    if len(views) == 1:
-        return Hint(kind=HintKind.FAULT, queue=names[0], words=f"{names[0]}: {views[0].words}", knob=knob)
-    who = "dispatcher" if views[0].is_forwarded else "worker"
-    left = _left(sum(each.ready for each in views), sum(each.lapsed for each in views))
-    words = f"{', '.join(names)}: no {who} serves these queues: {left}"
-    return Hint(kind=HintKind.FAULT, queue=None, words=words, knob=knob)
+def _hint(kind: HintKind, view: QueueView, words: str, knob: str) -> Hint:
+    return Hint(kind=kind, queue=view.queue, words=f"{view.queue}: {words}", knob=knob)
 
 
-def _about_failures(view: QueueView) -> Iterator[Hint]:
-    knob = f"fairlane dead list --queue {quote(view.queue)}"
+def _failures(view: QueueView) -> str | None:
     if view.recently_failed > OFTEN_FAILING * view.recently_ended:
         share = view.recently_failed / view.recently_ended
-        words = f"{view.queue}: {share:.0%} of the runs of the last five minutes failed"
-        yield Hint(kind=HintKind.FAULT, queue=view.queue, words=words, knob=knob)
-    elif view.recently_failed and view.dead.count:
+        return f"{share:.0%} of the runs of the last five minutes failed"
+    if view.recently_failed and view.dead.count:
         more = "" if view.dead.is_all else " or more"
         runs = "1 run" if view.recently_failed == 1 else f"{view.recently_failed:,} runs"
-        words = f"{view.queue}: {runs} of the last five minutes failed, and {_jobs(view.dead.count)}{more} died"
-        yield Hint(kind=HintKind.FAULT, queue=view.queue, words=words, knob=knob)
+        return f"{runs} of the last five minutes failed, and {_jobs(view.dead.count)}{more} died"
+    return None
 
 
 def _about_keys(keys: Iterable[KeyView]) -> Iterator[Hint]:
-    told = Counter[tuple[str, str]]()
+    named = Counter[tuple[str, str]]()
     for each in keys:
         if not each.held_by or not each.waiting:
             continue
-        who, queue = key_words(each.keys), whole_of(each.queue)
-        told.update((queue, limit) for limit in each.held_by)
-        if max(told[queue, limit] for limit in each.held_by) > OF_ONE_LIMIT:
-            continue
-        if each.is_paused:
-            words = f"{who} is paused: {_waiting(each.waiting)}"
-            knob = f"fairlane resume {quote(queue)} {_key_options(each)}"
-            yield Hint(kind=HintKind.PAUSE, queue=queue, words=words, knob=knob, keys=each.keys)
+        queue = whole_of(each.queue)
+        who, name, options = key_words(each.keys), quote(queue), _key_options(each)
+        named.update((queue, limit) for limit in each.held_by)
+        if max(named[queue, limit] for limit in each.held_by) > OF_ONE_LIMIT:
             continue
         gauge = next((gauge for gauge in each.gauges if gauge.limit in each.held_by), None)
-        if gauge is None:
-            continue
-        words = f"{who} is held by its {_bound_words(gauge)}: {_waiting(each.waiting)}"
-        if each.drained_in is not None:
-            words += f", {'at least ' if each.drains_at_least else ''}{lasting(each.drained_in)} to drain"
-        knob = f"fairlane limit set {quote(queue)} {quote(gauge.limit)} NUMBER {_key_options(each)}"
-        shared = gauge.limit.partition("@")[2]
-        if gauge.reason == "sequence" or (shared and not shared.startswith(f"{queue}__")):
-            # It has no number, or none of its own in this queue: what holds it is all there is to know.
-            knob = f"fairlane explain --queue {quote(queue)} {_key_options(each)}"
-        yield Hint(kind=HintKind.LIMIT, queue=queue, words=words, knob=knob, keys=each.keys, limit=gauge.limit)
+        if each.is_paused:
+            words, knob = f"{who} is paused: {jobs_wait(each.waiting)}", f"fairlane resume {name} {options}"
+            yield Hint(kind=HintKind.PAUSE, queue=queue, words=words, knob=knob, keys=each.keys)
+        elif gauge is not None:
+            words = f"{who} is held by its {_bound_words(gauge)}: {jobs_wait(each.waiting)}"
+            if each.drained_in is not None:
+                words += f", {'at least ' if each.drains_at_least else ''}{lasting(each.drained_in)} to drain"
+            knob = f"fairlane limit set {name} {quote(gauge.limit)} NUMBER {options}"
+            shared = gauge.limit.partition("@")[2]
+            if gauge.reason == "sequence" or (shared and not shared.startswith(f"{queue}__")):
+                # It has no number, or none of its own in this queue: what holds it is all there is to know.
+                knob = f"fairlane explain --queue {name} {options}"
+            yield Hint(kind=HintKind.LIMIT, queue=queue, words=words, knob=knob, keys=each.keys, limit=gauge.limit)
 
 
 def _bound_words(gauge: GaugeView) -> str:
-    if gauge.reason == "rate":
-        return f"rate ({gauge.words})"
-    if gauge.reason == "breaker":
-        return "breaker, which is open after failures"
-    if gauge.reason == "sequence":
-        return "sequence: its jobs run one after the other"
-    return f"limit of {gauge.bound:g}"
+    return {
+        "rate": f"rate ({gauge.words})",
+        "breaker": "breaker, which is open after failures",
+        "sequence": "sequence: its jobs run one after the other",
+    }.get(gauge.reason, f"limit of {gauge.bound:g}")
 
 
 def _key_options(view: KeyView) -> str:
     return " ".join(f"--key {quote(f'{name}={value}')}" for name, value in view.keys.items())
-
-
-def _waiting(count: int) -> str:
-    return "1 job waits" if count == 1 else f"{count:,} jobs wait"
-
-
-def _left(ready: int, running: int) -> str:
-    """What nobody serves. What a worker that died was running counts as running until somebody is there to notice."""
-    were = f"{running:,} {'was' if running == 1 else 'were'} running"
-    return ", ".join([_waiting(ready)] * (ready > 0 or not running) + [were] * (running > 0))
 
 
 def _jobs(count: int) -> str:

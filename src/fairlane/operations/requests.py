@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from uuid import UUID
 
 import msgspec
 
 from fairlane.clock import SECOND, microseconds
-from fairlane.errors import ConfigurationError, InvalidOverride, UnknownQueue
+from fairlane.errors import ConfigurationError, InvalidOverride
 from fairlane.job import State
 from fairlane.policy.keys import canonical_keys
 from fairlane.policy.overrides import Scope
@@ -19,7 +18,7 @@ from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.store import operators, records
 from fairlane.store.operators import Cursor, JobFilter, JobPage
 from fairlane.store.protocol import Store
-from fairlane.store.rows import Declared
+from fairlane.store.rows import Declared, not_among
 
 _PER = re.compile(r"(?P<kind>[^/:]+)/(?P<per>[^:#]+)(?P<rest>.*)\Z")
 
@@ -27,16 +26,8 @@ _PER = re.compile(r"(?P<kind>[^/:]+)/(?P<per>[^:#]+)(?P<rest>.*)\Z")
 async def in_force(store: Store, queue: str) -> Declared:
     """The policy of a queue, with what operators have changed; or `UnknownQueue`."""
     found = await store.policy(queue)
-    if found is None and (place := parse_partition(queue)) is not None and place[1] == 0:
-        raise UnknownQueue(
-            f"{queue!r} is the first partition of {place[0]!r}, which has its name and changes with all of them; "
-            f"give {place[0]!r}"
-        )
     if found is None:
-        known = sorted(await store.run(records.queues()))
-        similar = get_close_matches(queue, known, n=1)
-        hint = f"did you mean {similar[0]!r}?" if similar else f"known are {', '.join(known) or 'none'}"
-        raise UnknownQueue(f"queue {queue!r} is not known to this database; {hint}")
+        raise not_among(queue, await store.run(records.queues()))
     return found
 
 
@@ -60,7 +51,7 @@ def scope_of(keys: Mapping[str, object] | None = None, task: str | None = None) 
 
 
 def find_limit(policy: Policy, text: str, scope: Scope) -> BoundLimit:
-    """The limit that somebody means: by its name, its kind or its keys, as long as only one of them can be meant."""
+    """Find a limit by its name, its kind or its keys; an error if that is ambiguous."""
     wanted = _normalized(text)
     exact = [bound for bound in policy.bound if bound.name == wanted]
     meant = exact or [bound for bound in policy.bound if wanted in _forms(bound)]
@@ -107,7 +98,7 @@ async def known_partitions(store: Store, queue: str) -> list[str]:
 
 
 def partitions_among(names: Iterable[str], queue: str) -> list[str]:
-    """The same, where these are all queues that the database knows."""
+    """A queue and its partitions among the names of all queues."""
     alone = parse_partition(queue)
     if alone is not None:
         return [partition_name(*alone)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID
 
 import msgspec
@@ -14,7 +14,7 @@ from fairlane.cron.recurrence import recurrence_of
 from fairlane.errors import UnknownSchedule
 from fairlane.job import JobRecord, State
 from fairlane.operations.jobs import redacted
-from fairlane.operations.section import Intent, Section
+from fairlane.operations.section import ChangeOptions, Section
 from fairlane.parameters import checked_methods
 from fairlane.redaction import Redactor
 from fairlane.store import schedules
@@ -33,7 +33,7 @@ class ScheduleView:
     """When it was looked at, by the clock on the wall, which slots go by."""
     name: str
     state: str
-    """`active`, `paused`, or `orphaned`: no worker has it any more, so that nobody fires it."""
+    """`active`, `paused`, or `orphaned`: no worker declares it any more, so it does not fire."""
     is_paused: bool
     """An orphaned one may be paused besides."""
     recurrence: str
@@ -71,25 +71,22 @@ class ScheduleView:
 class Schedules(Section):
     """`app.operations.schedules`: what is enqueued again and again, and when."""
 
-    async def pause(
-        self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
-    ) -> ScheduleView:
+    async def pause(self, name: str, **options: Unpack[ChangeOptions]) -> ScheduleView:
         """Fire a schedule no more, until it is resumed. Slots that come meanwhile are not made up for."""
-        return await self._amend(name, self._intent(actor, reason, dry_run), "pause schedule", is_paused=True)
+        return await self._amend(name, "pause schedule", is_paused=True, **options)
 
-    async def resume(
-        self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
-    ) -> ScheduleView:
+    async def resume(self, name: str, **options: Unpack[ChangeOptions]) -> ScheduleView:
         """Let a schedule fire again, from its next slot on."""
-        return await self._amend(name, self._intent(actor, reason, dry_run), "resume schedule", is_paused=False)
+        return await self._amend(name, "resume schedule", is_paused=False, **options)
 
-    async def trigger(
-        self, name: str, *, reason: str = "", actor: str | None = None, dry_run: bool = False
-    ) -> ScheduleView:
+    async def trigger(self, name: str, **options: Unpack[ChangeOptions]) -> ScheduleView:
         """Let a worker fire a schedule once, at once and beside its slots; also while it is paused."""
-        return await self._amend(name, self._intent(actor, reason, dry_run), "trigger schedule", is_paused=None)
+        return await self._amend(name, "trigger schedule", is_paused=None, **options)
 
-    async def _amend(self, name: str, intent: Intent, action: str, *, is_paused: bool | None) -> ScheduleView:
+    async def _amend(
+        self, name: str, action: str, *, is_paused: bool | None, **options: Unpack[ChangeOptions]
+    ) -> ScheduleView:
+        intent = self._intent(**options)
         store = await self._store()
         rows = {row.name: row for row in await store.run(schedules.schedules())}
         time = await store.time()
@@ -99,9 +96,9 @@ class Schedules(Section):
             hint = f"did you mean {similar[0]!r}?" if similar else f"there are: {', '.join(rows) or 'none'}"
             raise UnknownSchedule(f"there is no schedule {name!r}; {hint} (workers declare them when they start)")
         if not intent.dry_run and row.is_paused is not is_paused:
-            told = row.declaration()
-            next_at = recurrence_of(told["recurrence"]).next_after(time.wall)
-            note = msgspec.structs.replace(intent.note(action), queue=told["queue"])
+            declared = row.declaration()
+            next_at = recurrence_of(declared["recurrence"]).next_after(time.wall)
+            note = msgspec.structs.replace(intent.note(action), queue=declared["queue"])
             changed = await store.run(schedules.amend_schedule(name, note, is_paused=is_paused, next_at=next_at))
             row = changed or row
         return _view(row, time, self._redactor)
@@ -116,10 +113,10 @@ class Schedules(Section):
 
 
 def _view(row: ScheduleRow, time: QueueTime, redactor: Redactor | None) -> ScheduleView:
-    told = row.declaration()
-    recurrence = recurrence_of(told["recurrence"])
+    declared = row.declaration()
+    recurrence = recurrence_of(declared["recurrence"])
     state = "orphaned" if row.is_orphaned(time.now) else "paused" if row.is_paused else "active"
-    job = _job_to_come(row, told)
+    job = _job_to_come(row, declared)
     return ScheduleView(
         now=time.wall,
         name=row.name,
@@ -127,10 +124,10 @@ def _view(row: ScheduleRow, time: QueueTime, redactor: Redactor | None) -> Sched
         is_paused=row.is_paused,
         recurrence=recurrence.describe(),
         words=recurrence.in_words(),
-        missed=told["missed"],
-        task=told["task"],
-        queue=told["queue"],
-        call=None if told["call"] is None else redacted(redactor, job)[0],
+        missed=declared["missed"],
+        task=declared["task"],
+        queue=declared["queue"],
+        call=None if declared["call"] is None else redacted(redactor, job)[0],
         next_at=row.next_at if state == "active" else None,
         resumes_at=recurrence.next_after(time.wall) if row.is_paused else None,
         last_slot=row.last_slot,
@@ -142,17 +139,17 @@ def _view(row: ScheduleRow, time: QueueTime, redactor: Redactor | None) -> Sched
     )
 
 
-def _job_to_come(row: ScheduleRow, told: dict[str, Any]) -> JobRecord:
+def _job_to_come(row: ScheduleRow, declared: dict[str, Any]) -> JobRecord:
     return JobRecord(
         id=NO_JOB,
-        queue=told["queue"],
-        task=told["task"],
+        queue=declared["queue"],
+        task=declared["task"],
         state=State.SCHEDULED,
-        priority=told["priority"] or 0,
-        keys={name: None if value is None else str(value) for name, value in (told["keys"] or {}).items()},
-        payload=msgspec.json.encode(told["call"]),
+        priority=declared["priority"] or 0,
+        keys={name: None if value is None else str(value) for name, value in (declared["keys"] or {}).items()},
+        payload=msgspec.json.encode(declared["call"]),
         attempt=0,
-        max_attempts=told["max_attempts"] or 1,
+        max_attempts=declared["max_attempts"] or 1,
         enqueued_at=row.declared_at,
         due_at=row.next_at,
         claimed_at=None,
@@ -163,5 +160,5 @@ def _job_to_come(row: ScheduleRow, told: dict[str, Any]) -> JobRecord:
         progress=None,
         progress_message=None,
         cancel_requested=False,
-        context={**(told["context"] or {}), "schedule": row.name},
+        context={**(declared["context"] or {}), "schedule": row.name},
     )

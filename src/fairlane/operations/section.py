@@ -1,11 +1,11 @@
-"""What the nouns of `app.operations` share: the database, who acts and why, and who looks."""
+"""What the sections of `app.operations` share: the store, the options of changes, and the audience."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from fairlane.clock import Clock, Instant, as_instant, duration_of
 from fairlane.errors import ConfigurationError
@@ -47,15 +47,36 @@ class OperationsSource(Protocol):
     def known_tasks(self) -> list[str]: ...
 
 
+class ChangeOptions(TypedDict, total=False):
+    """What every change takes besides: `reason=""`, `actor=None` (FAIRLANE_ACTOR, else user@host), `dry_run=False`."""
+
+    reason: str
+    actor: str | None
+    dry_run: bool
+
+
+class TimedOptions(ChangeOptions, total=False):
+    """Options of a change that may end by itself."""
+
+    expires_in: Duration | None
+    expires_at: datetime | None
+
+
+class BulkOptions(ChangeOptions, total=False):
+    """Options of a change of many jobs."""
+
+    limit: int
+    on_progress: OnProgress | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """Who acts and why, for how long, and whether in earnest."""
+    """The actor of a change, the reason, when it ends, and whether it is a dry run."""
 
     actor: str
     reason: str = ""
-    expires_in: int | None = None
-    """Microseconds."""
-    expires_at: Instant | None = None
+    expires_in: Duration | None = None
+    expires_at: datetime | None = None
     dry_run: bool = False
 
     def __post_init__(self) -> None:
@@ -71,13 +92,16 @@ class Intent:
         return Note(actor=self.actor, action=action, reason=self.reason)
 
     def ends_at(self, time: QueueTime) -> Instant | None:
-        """When what is set ends by itself, in queue time; `None`: when somebody ends it."""
-        now, at = time.now, self.expires_at
+        """When the change ends by itself, in queue time; `None`: it does not."""
+        at = None
         if self.expires_in is not None:
-            at = now + self.expires_in
-        elif at is not None:
-            at += time.ahead  # a time of day goes by the wall clock
-        if at is not None and at <= now:
+            at = time.now + duration_of("expires_in", self.expires_in)
+        elif self.expires_at is not None:
+            try:
+                at = as_instant(self.expires_at) + time.ahead  # a time of day goes by the wall clock
+            except ConfigurationError as error:
+                raise ConfigurationError(f"expires_at: {error}") from None
+        if at is not None and at <= time.now:
             raise ConfigurationError(
                 "it would have ended already (expires_in, expires_at); give a time to come, or leave it out"
             )
@@ -104,20 +128,12 @@ class Section:
 
     def _intent(
         self,
-        actor: str | None,
-        reason: str,
-        dry_run: bool,
+        *,
+        actor: str | None = None,
+        reason: str = "",
+        dry_run: bool = False,
         expires_in: Duration | None = None,
         expires_at: datetime | None = None,
     ) -> Intent:
-        try:
-            ends_at = None if expires_at is None else as_instant(expires_at)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"expires_at: {error}") from None
-        return Intent(
-            actor=self._source.actor if actor is None else actor,
-            reason=reason,
-            expires_in=None if expires_in is None else duration_of("expires_in", expires_in),
-            expires_at=ends_at,
-            dry_run=dry_run,
-        )
+        who = self._source.actor if actor is None else actor
+        return Intent(actor=who, reason=reason, dry_run=dry_run, expires_in=expires_in, expires_at=expires_at)

@@ -11,6 +11,7 @@ import json
 import re
 import threading
 import tomllib
+from bisect import bisect
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from fairlane.policy.policy import POLICY_EXAMPLE, Policy, parse_policy
 from fairlane.simulation.measures import Simulation, Timeline, measure, report_by, timeline
 from fairlane.simulation.replay import read_history, record
 from fairlane.simulation.run import SimulatedJob
-from fairlane.simulation.workload import JobClass, Workload
+from fairlane.simulation.workload import Workload
 from fairlane.store.protocol import Store
 
 MOST_POLICIES = 4
@@ -160,7 +161,7 @@ def _try(
 
 
 class _Pace:
-    """Holds a simulation to its time, ends it when nobody waits for it any more, and lets others run meanwhile."""
+    """Ends a simulation that takes too long or whose caller has gone, and lets other threads run meanwhile."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
@@ -186,12 +187,12 @@ class _Pace:
 LONGEST_TEXT = 100_000
 _Path = tuple[str | int, ...]
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
-_TOML_LINE = re.compile(r" ?\(at line (\d+), column \d+\)| ?\(at end of document\)")
-_AT = re.compile(r" - at `\$\.?(?P<field>\w*)[^`]*`$")
-_NAMED = re.compile(r"`(\w+)`")
-_HEADER = re.compile(r"\s*\[")
-_CLASS_HEADER = re.compile(r"\s*\[\[\s*classes\s*\]\]")
-_WORKLOAD_EXAMPLE = 'write [[classes]], then name = "small", jobs = 100, run_time = "50ms"'
+_LINE = re.compile(r"(?:: | ?\(at )line (\d+),? column \d+(?: \(char \d+\)|\))| ?\(at end of document\)")
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+_UNKNOWN = re.compile(r"unknown field `(\w+)`")
+_TOML_HEADER = re.compile(r"\s*\[(\[\s*classes\s*\]\])?")
+_JSON_HINT = "names and words stand in double quotes, and no comma stands before a closing bracket"
+_WORKLOAD_HINT = 'write [[classes]], then name = "small", jobs = 100, run_time = "50ms"'
 
 
 class Misread(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,7 +205,7 @@ class Misread(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_policy_text(text: str) -> Policy | Misread:
     """The policy that a text describes: what `fairlane policy show --json` prints, or less."""
-    document = _json(text, f"a policy looks like {POLICY_EXAMPLE}")
+    document = _parsed(text, f"a policy looks like {POLICY_EXAMPLE}", is_json=True)
     if isinstance(document, Misread):
         return document
     if isinstance(document, list) and len(document) == 1:
@@ -221,51 +222,39 @@ def read_policy_text(text: str) -> Policy | Misread:
 def read_workload_text(text: str) -> Workload | Misread:
     """The workload that a text declares."""
     is_json = text.lstrip()[:1] == "{"
-    document = _json(text, _WORKLOAD_EXAMPLE) if is_json else _toml(text)
+    document = _parsed(text, _WORKLOAD_HINT, is_json=is_json)
     if isinstance(document, Misread):
         return document
     try:
         return msgspec.convert(document, Workload)
     except (msgspec.ValidationError, FairlaneError) as error:
-        where, words = _wrong_class(document) or ((), _without_path(str(error)))
+        words, _, at = str(error).partition(" - at `$")
+        path: _Path = tuple(name or int(number) for name, number in _STEP.findall(at))
+        if unknown := _UNKNOWN.search(words):
+            path = (*path, unknown[1])
+        elif len(path) > 2:
+            words = f"{path[2]}: {words}"
         lines = _lines(text) if is_json else _toml_lines(text)
-        return Misread(words=words, line=lines.get(where, lines.get(where[:-1])))
+        known = (lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines)
+        return Misread(words=words.replace("`", ""), line=next(known, None))
 
 
-def _json(text: str, remedy: str) -> Any:
-    if problem := _unreadable(text):
-        return problem
+def _parsed(text: str, hint: str, *, is_json: bool) -> Any:
+    if len(text) > LONGEST_TEXT:
+        return Misread(words=f"{len(text):,} characters are more than {LONGEST_TEXT:,}; use `fairlane simulate`")
+    if not text.strip():
+        return Misread(words="there is nothing here")
     try:
-        return json.loads(text, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        hint = "names and words stand in double quotes, and no comma stands before a closing bracket"
-        return Misread(words=f"this is not JSON ({error.msg}): {hint}; {remedy}", line=error.lineno)
+        return json.loads(text, parse_constant=_no_constant) if is_json else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        return Misread(words=f"this is not JSON ({error}); {remedy}")
+        found = _LINE.search(str(error))
+        words = f"this is not {'JSON' if is_json else 'TOML'} ({_LINE.sub('', str(error))})"
+        line = int(found[1]) if found and found[1] else None
+        return Misread(words=f"{words}: {_JSON_HINT}; {hint}" if is_json else f"{words}; {hint}", line=line)
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
-
-
-def _toml(text: str) -> Any:
-    if problem := _unreadable(text):
-        return problem
-    try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
-        found = _TOML_LINE.search(str(error))
-        line = int(found[1]) if found and found[1] else None
-        return Misread(words=f"this is not TOML ({_TOML_LINE.sub('', str(error))}); {_WORKLOAD_EXAMPLE}", line=line)
-
-
-def _unreadable(text: str) -> Misread | None:
-    if len(text) > LONGEST_TEXT:
-        return Misread(words=f"{len(text):,} characters are more than {LONGEST_TEXT:,}; use `fairlane simulate`")
-    return None if text.strip() else Misread(words="there is nothing here")
-
-
-# Where it is.
 
 
 def _wrong_part(document: dict[str, Any], words: str) -> _Path:
@@ -289,37 +278,16 @@ def _refused(document: dict[str, Any]) -> str:
     return ""
 
 
-def _wrong_class(document: Any) -> tuple[_Path, str] | None:
-    """The first class of a workload that cannot be read by itself, and why."""
-    classes = document.get("classes") if isinstance(document, dict) else None
-    for nth, each in enumerate(classes if isinstance(classes, list) else []):
-        try:
-            msgspec.convert(each, JobClass)
-        except (msgspec.ValidationError, FairlaneError) as error:
-            found = _AT.search(str(error))
-            unknown = _NAMED.search(str(error)) if "unknown field" in str(error) else None
-            field = unknown[1] if unknown else found["field"] if found else ""
-            which = f"{field}: " if field and not unknown else ""
-            return ("classes", nth, field), f"{which}{_without_path(str(error))}"
-    return None
-
-
-def _without_path(words: str) -> str:
-    return _AT.sub("", words).replace("`", "")
-
-
 def _lines(text: str) -> dict[_Path, int]:
     """The line on which each part of a JSON text begins. The text has been read, so it is well formed."""
     lines: dict[_Path, int] = {}
     path: list[str | int] = []
-    line, end = 1, 0
+    breaks = [each.start() for each in re.finditer("\n", text)]
     previous = ""
     for token in _TOKEN.finditer(text):
-        line += text.count("\n", end, token.start())
-        end = token.start()
         sign = token[0]
         if sign in "{[":
-            lines.setdefault(tuple(path), line)
+            lines.setdefault(tuple(path), bisect(breaks, token.start()) + 1)
             path.append("" if sign == "{" else 0)
         elif sign in "}]":
             path.pop()
@@ -327,20 +295,21 @@ def _lines(text: str) -> dict[_Path, int]:
             path[-1] += 1
         elif sign == ":" and previous[:1] == '"':
             path[-1] = json.loads(previous)
-            lines.setdefault(tuple(path), line)
+            lines.setdefault(tuple(path), bisect(breaks, token.start()) + 1)
         previous = sign
     return lines
 
 
 def _toml_lines(text: str) -> dict[_Path, int]:
-    """The same of a TOML text whose classes are tables of their own."""
+    """The same for a TOML text whose classes are `[[classes]]` tables."""
     lines: dict[_Path, int] = {}
     nth = -1
     for number, line in enumerate(text.splitlines(), 1):
-        if _CLASS_HEADER.match(line):
+        header = _TOML_HEADER.match(line)
+        if header and header[1]:
             nth += 1
-            lines[("classes", nth)] = number
-        elif not _HEADER.match(line) and "=" in line:
+            lines["classes", nth] = number
+        elif not header and "=" in line:
             name = line.partition("=")[0].strip().strip('"')
             lines.setdefault(("classes", nth, name) if nth >= 0 else (name,), number)
     return lines

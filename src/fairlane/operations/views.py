@@ -13,9 +13,19 @@ import msgspec
 
 from fairlane.clock import lasting
 from fairlane.policy.gates import Origin
+from fairlane.store.stats_values import AnyBlock, AnyLongRun, AnyWorker, dead_loops
 from fairlane.store.stats_values import Counted as Counted
 from fairlane.store.stats_values import KeySort as KeySort
-from fairlane.store.stats_values import dead_loops
+
+
+def jobs_wait(count: int) -> str:
+    return "1 job waits" if count == 1 else f"{count:,} jobs wait"
+
+
+def jobs_left(ready: int, running: int) -> str:
+    """What nobody serves. What a worker that died was running counts as running until somebody is there to notice."""
+    were = f"{running:,} {'was' if running == 1 else 'were'} running"
+    return ", ".join([jobs_wait(ready)] * (ready > 0 or not running) + [were] * (running > 0))
 
 
 class QueueStatus(StrEnum):
@@ -102,12 +112,9 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     """How often a limit turned somebody away, over all of them, by limit, the most first."""
 
 
-class LongRunView(msgspec.Struct, frozen=True, kw_only=True):
+class LongRunView(AnyLongRun, frozen=True, kw_only=True):
     """A run that takes longer than the runs of its task do, or that holds a limit for which others wait."""
 
-    job: str
-    task: str
-    queue: str
     worker: str
     """By name."""
     since: datetime
@@ -115,28 +122,15 @@ class LongRunView(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds so far."""
     usual: float | None
     """Seconds that 95 of the last 100 runs of its task took at most; `None`: none has ended in its worker."""
-    is_long: bool
-    """False: it takes no longer than usual, and only holds a limit for which others wait."""
-    limit: str | None
-    """The limit that it holds and for which others wait, as one would write it in Python."""
 
 
-class BlockView(msgspec.Struct, frozen=True, kw_only=True):
+class BlockView(AnyBlock, frozen=True, kw_only=True):
     """Code that keeps, or kept, an event loop of a worker from everything else."""
 
     since: datetime
     until: datetime | None
     """`None`: it still does."""
     seconds: float
-    job: str | None
-    """Whose handler it is; `None`: of no job that is known."""
-    task: str | None
-    where: str
-    """Functions and lines, the outermost first."""
-    beside: list[str]
-    """Other jobs that run on that event loop, and stand still with it; the first ten."""
-    pid: int | None = None
-    """Of the process whose event loop it is, if the worker runs its jobs in processes; `None`: the worker's own."""
 
     @property
     def words(self) -> str:
@@ -150,52 +144,57 @@ class BlockView(msgspec.Struct, frozen=True, kw_only=True):
         return "code of no known job" if self.job is None else f"job {self.job} ({self.task})"
 
 
-class QueueView(msgspec.Struct, frozen=True, kw_only=True):
+class QueueCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is counted of a queue, or of all together."""
+
+    ready: int = 0
+    """All that could run as far as time is concerned: with those that limits hold back."""
+    held_jobs: int = 0
+    """Of the ready ones, those that at least one limit or pause holds back. Where limits of unrelated scopes hold jobs
+    at the same time, it may be too large, but never too small."""
+    running: int = 0
+    scheduled: Counted = Counted()
+    dead: Counted = Counted()
+    oldest_wait: float | None = None
+    """Seconds since the oldest ready job became ready; `None`: nothing waits, or it is not known yet."""
+    ended: int = 0
+    """Ended in the last 24 hours, failures included."""
+    failed: int = 0
+    """Of these."""
+    started_per_minute: float = 0.0
+    """In the last 60 seconds, as the next two; claims that were given back do not count. Of a minute that is partly
+    older, those count that came since, if they came evenly from the first to the last of that minute."""
+    ended_per_minute: float = 0.0
+    failed_per_minute: float = 0.0
+    workers: int = 0
+    """Workers that serve it: they are alive, and not stopping."""
+    workers_stopping: int = 0
+    """Workers that served it, are stopping and take no new jobs: none of their slots count."""
+    slots: int = 0
+    """What they run at the same time at most, for all their queues."""
+
+
+class QueueView(QueueCounts, frozen=True, kw_only=True):
     """A queue with all its partitions, at a glance."""
 
     queue: str
     status: QueueStatus
     words: str
     """The status in a sentence."""
-    ready: int
-    """All that could run as far as time is concerned: with those that limits hold back."""
     held: list[HeldView]
-    held_jobs: int
-    """Of the ready ones, those that at least one limit or pause holds back. Where limits of unrelated scopes hold jobs
-    at the same time, it may be too large, but never too small."""
-    running: int
     lapsed: int = 0
-    """Of these, those whose leases are over: their worker is gone, and nobody has taken them back."""
-    scheduled: Counted
-    dead: Counted
-    oldest_wait: float | None
-    """Seconds since the oldest ready job became ready; `None`: nothing waits, or it is not known yet."""
-    ended: int = 0
-    """Ended in the last 24 hours, failures included."""
-    failed: int = 0
-    """Of these."""
-    started_per_minute: float
-    """In the last 60 seconds, as the next two; claims that were given back do not count. Of a minute that is partly
-    older, those count that came since, if they came evenly from the first to the last of that minute."""
-    ended_per_minute: float
-    failed_per_minute: float
+    """Of the running ones, those whose leases are over: their worker is gone, and nobody has taken them back."""
     recently_started: int = 0
     """In the last five minutes and the one that has begun, as the next two."""
     recently_ended: int = 0
     recently_failed: int = 0
     recently_denied: int = 0
     """How often limits turned jobs away in that time."""
-    rates: dict[str, str] = {}
+    rates: dict[str, str] = msgspec.field(default_factory=dict)
     """Rates that turned jobs away in this minute or the one before, by name, as one would write them in Python: each
     lets jobs start as it opens, and a look may fall into a moment in which it is open."""
-    workers: int
-    """Workers that serve it: they are alive, and not stopping."""
-    workers_stopping: int = 0
-    """Workers that served it, are stopping and take no new jobs: none of their slots count."""
-    slots: int
-    """What they run at the same time at most, for all their queues."""
     slots_free: int
-    """Of these, how many nothing runs in, of whatever queue: its jobs could start there."""
+    """Of the slots, how many nothing runs in, of whatever queue: its jobs could start there."""
     is_paused: bool
     partitions: int
     unseen: int
@@ -208,34 +207,21 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine's broker says, while it refuses all that is published."""
     unbegun: str | None = None
     """What a dispatcher says of messages that no worker of the engine begins."""
-    long_runs: list[LongRunView] = []
+    long_runs: list[LongRunView] = msgspec.field(default_factory=list)
     """Runs that take longer than usual, or hold a limit for which others wait, the longest first."""
-    unknown_tasks: list[str] = []
+    unknown_tasks: list[str] = msgspec.field(default_factory=list)
     """Tasks of its jobs that no live worker which serves it knows: they are given back again and again."""
 
+    @property
+    def is_left(self) -> bool:
+        """Jobs that ran when their worker died wait for somebody to serve the queue."""
+        return self.lapsed > 0 and not self.workers
 
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
+
+class Totals(QueueCounts, frozen=True, kw_only=True):
     """All queues together."""
 
-    ready: int = 0
-    held_jobs: int = 0
-    running: int = 0
-    scheduled: Counted = Counted()
-    dead: Counted = Counted()
-    oldest_wait: float | None = None
-    ended: int = 0
-    """Ended in the last 24 hours, failures included."""
-    failed: int = 0
-    """Of these."""
-    started_per_minute: float = 0.0
-    ended_per_minute: float = 0.0
-    failed_per_minute: float = 0.0
-    workers: int = 0
-    """Alive and not stopping."""
-    workers_stopping: int = 0
     workers_late: int = 0
-    slots: int = 0
-    """Of those that are not stopping."""
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -416,24 +402,13 @@ class OneKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNEVEN_CLOCK = 5.0
-"""Seconds between the store's clock and a worker's from which on somebody is told."""
+"""Seconds between the store's clock and a worker's from which on it is reported."""
 
 
-class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerView(AnyWorker, frozen=True, kw_only=True):
     """A worker process."""
 
     id: str
-    name: str
-    host: str
-    pid: int
-    version: str
-    queues: dict[str, float]
-    concurrency: int
-    running: int
-    waiting: int
-    unsettled: int
-    is_well: bool
-    is_stopping: bool
     is_late: bool
     """It has not been heard of for a while: it is gone, or stands still."""
     is_gone: bool
@@ -442,21 +417,12 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     seen_at: datetime
     clock_offset: float
     """The store's clock less the worker's, in seconds."""
-    loops: dict[str, str]
-    tasks: list[str]
-    figures: dict[str, float]
-    troubles: dict[str, str] = {}
-    """What fails now without harm to any job, by name; of a dispatcher, that its broker refuses."""
     is_dispatcher: bool = False
     """It publishes what it claims, for an engine to run."""
     is_replaced: bool = False
     """It is late, and others have taken its place."""
-    unknown_tasks: dict[str, str] = {}
-    """Tasks of which it was given jobs lately and that it does not know, each with the queue of the last such job."""
-    long_runs: list[LongRunView] = []
-    lost_runs: int = 0
-    """Runs whose claims are lost and which have not ended: each still takes up a slot. Their jobs wait or run again."""
-    blocks: list[BlockView] = []
+    long_runs: list[LongRunView] = msgspec.field(default_factory=list)
+    blocks: list[BlockView] = msgspec.field(default_factory=list)
     """What blocks its event loop, and those of its processes, the longest first; then the last that has done so in the
     last ten minutes."""
 

@@ -1,8 +1,9 @@
-"""Workers as operators see them: who is there, what it does, who has gone silent."""
+"""Workers as operators see them: which are alive, what they do, which have gone silent."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -11,12 +12,12 @@ from fairlane.operations.section import Section
 from fairlane.operations.views import BlockView, LongRunView, WorkerList, WorkerView
 from fairlane.parameters import checked_methods
 from fairlane.store.stats import Looking, Moment
-from fairlane.store.stats_values import BlockedLoop, LongRun, WorkerSeen, replaced
+from fairlane.store.stats_values import AnyBlock, AnyLongRun, AnyWorker, BlockedLoop, LongRun, WorkerSeen, replaced
 
 
 @checked_methods
 class Workers(Section):
-    """`app.operations.workers`: who is there, and who has gone silent."""
+    """`app.operations.workers`: live workers, and those that have gone silent."""
 
     # Last: below it, `list` in an annotation would be this method.
     async def list(self) -> WorkerList:
@@ -31,7 +32,7 @@ def workers_at(moment: Moment) -> Looking[WorkerList]:
 
 
 def worker_list(seen: Sequence[WorkerSeen], now: Instant) -> WorkerList:
-    """The same, of those that were seen."""
+    """The same, made from what was read."""
     past = replaced(seen, now)
     views = [_view(each, now, is_replaced=each.id in past) for each in seen]
     serving = [each for each in views if each.takes_jobs]
@@ -53,58 +54,36 @@ def _view(seen: WorkerSeen, now: Instant, *, is_replaced: bool) -> WorkerView:
         # What it ran may have ended since, or runs elsewhere.
         report = msgspec.structs.replace(report, long_runs=[], lost_runs=0, blocks=[])
     return WorkerView(
+        **_shared(AnyWorker, report),
         id=seen.id,
-        name=report.name,
-        host=report.host,
-        pid=report.pid,
-        version=report.version,
-        queues=report.queues,
-        concurrency=report.concurrency,
-        running=report.running,
-        waiting=report.waiting,
-        unsettled=report.unsettled,
-        is_well=report.is_well,
-        is_stopping=report.is_stopping,
         is_late=is_late,
         is_gone=seen.is_gone(now),
         is_replaced=is_replaced,
         started_at=as_datetime(report.started_at),
         seen_at=as_datetime(seen.seen_at),
         clock_offset=report.clock_offset / SECOND,
-        loops=report.loops,
-        troubles=report.troubles,
         is_dispatcher=seen.is_dispatcher,
-        unknown_tasks=report.unknown_tasks,
         long_runs=[_long_run(each, report.name, now) for each in report.long_runs],
-        lost_runs=report.lost_runs,
         blocks=[_block(each, now) for each in report.blocks],
-        tasks=report.tasks,
-        figures=report.figures,
     )
 
 
 def _long_run(run: LongRun, worker: str, now: Instant) -> LongRunView:
     return LongRunView(
-        job=run.job,
-        task=run.task,
-        queue=run.queue,
+        **_shared(AnyLongRun, run),
         worker=worker,
         since=as_datetime(run.since),
         ran=max(0, now - run.since) / SECOND,
         usual=None if run.usual is None else run.usual / SECOND,
-        is_long=run.is_long,
-        limit=run.limit,
     )
 
 
 def _block(block: BlockedLoop, now: Instant) -> BlockView:
-    return BlockView(
-        since=as_datetime(block.since),
-        until=None if block.until is None else as_datetime(block.until),
-        seconds=max(0, (now if block.until is None else block.until) - block.since) / SECOND,
-        job=block.job,
-        task=block.task,
-        where=block.where,
-        beside=block.beside,
-        pid=block.pid,
-    )
+    until = None if block.until is None else as_datetime(block.until)
+    seconds = max(0, (block.until or now) - block.since) / SECOND
+    return BlockView(**_shared(AnyBlock, block), since=as_datetime(block.since), until=until, seconds=seconds)
+
+
+def _shared(kind: type[msgspec.Struct], reported: msgspec.Struct) -> dict[str, Any]:
+    """What a view and the report that it is made of have in common."""
+    return {name: getattr(reported, name) for name in kind.__struct_fields__}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, chain
+from heapq import merge
+from itertools import accumulate
 from math import ceil
+from operator import itemgetter
 from typing import Any
 
 from fairlane.clock import SECOND, Instant
@@ -110,15 +111,13 @@ class Timeline:
 
 
 def measure(record: Recording, by: By = ()) -> Simulation:
-    """All figures of a recording; keys are told apart by `by`, or else by what the policy looks at."""
+    """All figures of a recording; keys are grouped by `by`, or else by what the policy looks at."""
     by = by or report_by(record.policy)
     by = by or tuple(sorted({name for kind in record.kinds for name in kind.keys} - {"task"}))
     span = max(1, record.ended_at - record.began_at)
     labels = [(kind.label,) for kind in record.kinds]
     names = [select(by, kind.keys, kind.priority) for kind in record.kinds]
     classes, keys = _Grouping(record, labels), _Grouping(record, names)
-    served = sum(classes.service.values())
-    busy = _shares_when_busy(record, classes)
     return Simulation(
         policy=describe(record.policy),
         slots=record.slots,
@@ -130,10 +129,10 @@ def measure(record: Recording, by: By = ()) -> Simulation:
         dead=record.dead,
         left=len(record.left),
         claims=record.claims,
-        utilisation=served / (span * record.slots),
+        utilisation=sum(classes.service) / (span * record.slots),
         jain=_jain(record, keys, by),
-        classes=tuple(classes.group(name, served, busy.get(name)) for name in classes.names),
-        keys=tuple(keys.group(name, served, None) for name in keys.names),
+        classes=classes.groups(classes.shares_when_all_wait()),
+        keys=keys.groups(),
         limits=tuple(_limit_use(record, bound.name, repr(bound.limit), span) for bound in record.policy.bound),
         without_numbers=record.without_numbers,
     )
@@ -141,7 +140,8 @@ def measure(record: Recording, by: By = ()) -> Simulation:
 
 def share_when_all_wait(record: Recording, by: By) -> dict[Name, float]:
     """Each key's share of the worker-seconds while all of them had jobs waiting; nothing if that was never so."""
-    return _shares_when_busy(record, _Grouping(record, [select(by, kind.keys, kind.priority) for kind in record.kinds]))
+    names = [select(by, kind.keys, kind.priority) for kind in record.kinds]
+    return _Grouping(record, names).shares_when_all_wait()
 
 
 def report_by(policy: Policy) -> By:
@@ -192,58 +192,109 @@ def most_within(moments: Iterable[int], length: int) -> tuple[int, int]:
 
 
 class _Grouping:
-    """The runs of a recording, told apart by a name for each kind."""
+    """The jobs of a recording, grouped by a name for each kind."""
 
     def __init__(self, record: Recording, names: Sequence[Name]) -> None:
         self.record = record
-        self.of_kind = names
         self.names = list(dict.fromkeys(names))
-        self.runs: dict[Name, array[int]] = {name: array("q") for name in self.names}
-        self.waits: dict[Name, array[int]] = {name: array("q") for name in self.names}
-        self.service: dict[Name, int] = dict.fromkeys(self.names, 0)
-        self.left: dict[Name, list[Instant]] = {name: [] for name in self.names}
+        known = {name: nth for nth, name in enumerate(self.names)}
+        self.of_kind = [known[name] for name in names]
+        """The place of each kind's name."""
+        self.runs = [0] * len(self.names)
+        self.left = [0] * len(self.names)
+        self.service = [0] * len(self.names)
+        self.waits: list[array[int]] = [array("q") for _ in self.names]
         end = record.ended_at
-        # By place and not by name: a million look-ups of tuples are felt.
-        runs = [self.runs[name] for name in names]
-        waits = [self.waits[name] for name in names]
-        service = [0] * len(names)
         rows = zip(record.kind_of, record.ready_at, record.started_at, record.finished_at, strict=True)
-        for nth, (place, ready_at, started_at, finished_at) in enumerate(rows):
-            runs[place].append(nth)
-            waits[place].append(started_at - ready_at)
-            service[place] += min(finished_at, end) - started_at
-        for name, served in zip(names, service, strict=True):
-            self.service[name] += served
-        for place, ready_at in record.left:
-            self.left[names[place]].append(ready_at)
-            waits[place].append(max(0, end - ready_at))
+        for kind, ready_at, started_at, finished_at in rows:
+            nth = self.of_kind[kind]
+            self.runs[nth] += 1
+            self.waits[nth].append(started_at - ready_at)
+            self.service[nth] += min(finished_at, end) - started_at
+        for kind, ready_at in record.left:
+            self.left[self.of_kind[kind]] += 1
+            self.waits[self.of_kind[kind]].append(max(0, end - ready_at))
 
-    def group(self, name: Name, served: int, share_when_busy: float | None) -> Group:
-        return Group(
-            name=named(name),
-            runs=len(self.runs[name]),
-            left=len(self.left[name]),
-            waits=Waits.of(self.waits[name]),
-            worker_seconds=self.service[name] / SECOND,
-            share=self.service[name] / served if served else 0.0,
-            share_when_busy=share_when_busy,
+    def groups(self, shares_when_busy: Mapping[Name, float] = {}) -> tuple[Group, ...]:
+        served = sum(self.service)
+        return tuple(
+            Group(
+                name=named(name),
+                runs=self.runs[nth],
+                left=self.left[nth],
+                waits=Waits.of(self.waits[nth]),
+                worker_seconds=self.service[nth] / SECOND,
+                share=self.service[nth] / served if served else 0.0,
+                share_when_busy=shares_when_busy.get(name),
+            )
+            for nth, name in enumerate(self.names)
         )
 
-    def backlog(self, name: Name) -> list[tuple[Instant, Instant]]:
-        """When jobs of this name were waiting: stretches that do not touch, in their order."""
-        ready_at, started_at = self.record.ready_at, self.record.started_at
-        spans = [(ready_at[nth], started_at[nth]) for nth in self.runs[name]]
-        spans += [(at, self.record.ended_at) for at in self.left[name]]
-        merged: list[tuple[Instant, Instant]] = []
-        for begin, end in sorted(spans):
-            if begin == end:
-                continue
-            if merged and begin <= merged[-1][1]:
-                if end > merged[-1][1]:
-                    merged[-1] = (merged[-1][0], end)
-            else:
-                merged.append((begin, end))
-        return merged
+    def accounts(self, weights: Sequence[float]) -> list[_Account]:
+        """What each group got and was owed, event by event: a job becomes ready, starts, or ends."""
+        accounts = [_Account(weight) for weight in weights]
+        at, all_waiting, held, weight, owed_each, waiting = 0, 0, 0, 0.0, 0.0, 0
+        for moment, nth, ready, started in self._events():
+            passed, at = moment - at, moment
+            if waiting:
+                owed_each += held * passed / weight
+            if waiting == len(accounts):
+                all_waiting += passed
+            each = accounts[nth]
+            each.got_when_all_wait += each.running * (all_waiting - each.all_waiting)
+            was_waiting = each.waiting > 0
+            if was_waiting:
+                each.got += each.running * (moment - each.at)
+                each.owed += (owed_each - each.owed_each) * each.weight
+                held -= each.running
+            each.at, each.all_waiting, each.owed_each = moment, all_waiting, owed_each
+            each.waiting += ready
+            each.running += started
+            if each.waiting:
+                held += each.running
+            if was_waiting != (each.waiting > 0):
+                sign = -1 if was_waiting else 1
+                waiting, weight = waiting + sign, weight + sign * each.weight
+        return accounts
+
+    def _events(self) -> Iterator[tuple[Instant, int, int, int]]:
+        """When jobs of each group became ready (+1) or ceased to wait (-1), and started (+1) or ended (-1)."""
+        record, end = self.record, self.record.ended_at
+        group_of = [self.of_kind[kind] for kind in record.kind_of]
+        left = [(ready_at, self.of_kind[kind]) for kind, ready_at in record.left]
+        ready = sorted([*zip(record.ready_at, group_of, strict=True), *left])
+        ended = sorted((min(at, end), nth) for at, nth in zip(record.finished_at, group_of, strict=True))
+        return merge(
+            ((at, nth, 1, 0) for at, nth in ready),
+            ((at, nth, -1, 1) for at, nth in zip(record.started_at, group_of, strict=True)),
+            ((at, nth, 0, -1) for at, nth in ended),
+            ((end, nth, -1, 0) for _, nth in sorted(left, key=itemgetter(1))),
+        )
+
+    def shares_when_all_wait(self) -> dict[Name, float]:
+        """Each group's share of the worker-seconds while all of them had jobs waiting; nothing if that was never so."""
+        got = [each.got_when_all_wait for each in self.accounts([1.0] * len(self.names))]
+        return {name: each / sum(got) for name, each in zip(self.names, got, strict=True)} if any(got) else {}
+
+
+@dataclass(slots=True)
+class _Account:
+    """What a group of jobs got and was owed up to its last event."""
+
+    weight: float
+    waiting: int = 0
+    running: int = 0
+    got: int = 0
+    """Worker-microseconds while it had jobs waiting."""
+    owed: float = 0.0
+    """Its part by weight of what all those that had jobs waiting got."""
+    got_when_all_wait: int = 0
+    at: Instant = 0
+    """When its last event was; as of then, the next two."""
+    all_waiting: int = 0
+    """For how long all groups had jobs waiting."""
+    owed_each: float = 0.0
+    """What a group of weight 1 was owed."""
 
 
 def named(name: Name) -> str:
@@ -251,110 +302,17 @@ def named(name: Name) -> str:
     return ", ".join("None" if value is None else value for value in name)
 
 
-def _shares_when_busy(record: Recording, classes: _Grouping) -> dict[Name, float]:
-    """Each class's share of the worker-seconds while all of them had jobs waiting."""
-    together = classes.backlog(classes.names[0]) if classes.names else []
-    for name in classes.names[1:]:
-        together = _overlap(together, classes.backlog(name))
-    service = {
-        name: sum(end - begin for begin, end in _clipped(record, classes.runs[name], together))
-        for name in classes.names
-    }
-    served = sum(service.values())
-    return {name: each / served for name, each in service.items()} if served else {}
-
-
-def _overlap(one: list[tuple[Instant, Instant]], other: list[tuple[Instant, Instant]]) -> list[tuple[Instant, Instant]]:
-    found, left, right = [], 0, 0
-    while left < len(one) and right < len(other):
-        begin, end = max(one[left][0], other[right][0]), min(one[left][1], other[right][1])
-        if begin < end:
-            found.append((begin, end))
-        if one[left][1] < other[right][1]:
-            left += 1
-        else:
-            right += 1
-    return found
-
-
-def _clipped(
-    record: Recording, runs: Iterable[int], spans: list[tuple[Instant, Instant]]
-) -> Iterator[tuple[Instant, Instant]]:
-    """These runs, as far as they lie within stretches of time that do not overlap."""
-    for nth in runs:
-        begin, end = record.started_at[nth], min(record.finished_at[nth], record.ended_at)
-        first = max(0, bisect_right(spans, (begin,)) - 1)
-        yield from _overlap([(begin, end)], spans[first : bisect_right(spans, (record.finished_at[nth],))])
-
-
 def _jain(record: Recording, keys: _Grouping, by: By) -> float | None:
-    """Whoever has jobs waiting is owed, by weight, an equal part of what all those who have some are getting."""
+    """A key with waiting jobs is owed its share, by weight, of what all keys with waiting jobs get at that time."""
     fair = record.policy.fair if record.policy.fair and record.policy.fair.by == by else None
-    backlogs = [keys.backlog(name) for name in keys.names]
     weights = [record.weights.get(name, fair.weight_of(name)) if fair else 1.0 for name in keys.names]
-    served = [
-        list(_clipped(record, keys.runs[name], backlog)) for name, backlog in zip(keys.names, backlogs, strict=True)
-    ]
-    got = [sum(end - begin for begin, end in spans) for spans in served]
-    owed = _owed(backlogs, weights, _Service(list(chain.from_iterable(served))))
-    # Whoever is owed less than a run of its own can get none of it, or too much.
+    # A key that is owed less than one of its runs gets either nothing or too much.
     compared = [
-        mine / fair_share
-        for name, mine, fair_share in zip(keys.names, got, owed, strict=True)
-        if fair_share * max(1, len(keys.runs[name])) >= max(1, keys.service[name])
+        each.got / each.owed
+        for each, runs, service in zip(keys.accounts(weights), keys.runs, keys.service, strict=True)
+        if each.owed * max(1, runs) >= max(1, service)
     ]
     return jain_index(compared) if len(compared) > 1 else None
-
-
-class _Service:
-    """Worker-time that many runs together have had, up to any instant."""
-
-    def __init__(self, runs: Sequence[tuple[Instant, Instant]]) -> None:
-        self._begins, self._ends = sorted(begin for begin, _ in runs), sorted(end for _, end in runs)
-        self._begun = [0, *accumulate(self._begins)]
-        self._ended = [0, *accumulate(self._ends)]
-
-    def until(self, moment: Instant) -> int:
-        begun, ended = bisect_right(self._begins, moment), bisect_right(self._ends, moment)
-        return (begun - ended) * moment - self._begun[begun] + self._ended[ended]
-
-
-def _owed(backlogs: list[list[tuple[Instant, Instant]]], weights: list[float], service: _Service) -> list[float]:
-    """What each key was owed: over its own backlog, its part by weight of all that those with a backlog got."""
-    changes = sorted(
-        [(begin, 1, nth) for nth, each in enumerate(backlogs) for begin, _ in each]
-        + [(end, 0, nth) for nth, each in enumerate(backlogs) for _, end in each]
-    )
-    owed = [0.0] * len(backlogs)
-    since = [0.0] * len(backlogs)
-    waiting: dict[int, None] = {}
-    weight = part = 0.0
-    served = 0
-    for moment, begins, nth in changes:
-        now = service.until(moment)
-        if waiting:
-            part += (now - served) / weight
-        served = now
-        if begins:
-            waiting[nth] = None
-            since[nth] = part
-        else:
-            del waiting[nth]
-            owed[nth] += (part - since[nth]) * weights[nth]
-        weight = weight + weights[nth] if begins else weight - weights[nth]
-    return owed
-
-
-def _service_by_window(record: Recording, runs: Iterable[int], width: int) -> dict[int, int]:
-    held: dict[int, int] = defaultdict(int)
-    for nth in runs:
-        begin = record.started_at[nth] - record.began_at
-        end = min(record.finished_at[nth], record.ended_at) - record.began_at
-        while begin < end:
-            edge = min(end, (begin // width + 1) * width)
-            held[begin // width] += edge - begin
-            begin = edge
-    return held
 
 
 def _limit_use(record: Recording, name: str, limit: str, span: int) -> LimitUse:
@@ -372,22 +330,26 @@ def _limit_use(record: Recording, name: str, limit: str, span: int) -> LimitUse:
 
 def timeline(record: Recording, columns: int = 120) -> Timeline:
     """The classes of a recording over time."""
-    width = max(1, ceil((record.ended_at - record.began_at) / columns))
-    classes = _Grouping(record, [(kind.label,) for kind in record.kinds])
-    running, waiting = [], []
-    for name in classes.names:
-        held = _service_by_window(record, classes.runs[name], width)
-        running.append(tuple(held[column] / width for column in range(columns)))
-        change = [0] * (columns + 1)
-        for nth in classes.runs[name]:
-            change[min(columns, (record.ready_at[nth] - record.began_at) // width)] += 1
-            change[min(columns, (record.started_at[nth] - record.began_at) // width)] -= 1
-        for at in classes.left[name]:
-            change[min(columns, (at - record.began_at) // width)] += 1
-        waiting.append(tuple(accumulate(change[:columns])))
+    began = record.began_at
+    width = max(1, ceil((record.ended_at - began) / columns))
+    labels = list(dict.fromkeys(kind.label for kind in record.kinds))
+    held = {label: [0] * columns for label in labels}
+    change = {label: [0] * (columns + 1) for label in labels}
+    rows = zip(record.kind_of, record.ready_at, record.started_at, record.finished_at, strict=True)
+    for kind, ready_at, started_at, finished_at in rows:
+        label = record.kinds[kind].label
+        change[label][min(columns, (ready_at - began) // width)] += 1
+        change[label][min(columns, (started_at - began) // width)] -= 1
+        begin, end = started_at - began, min(finished_at, record.ended_at) - began
+        while begin < end:
+            edge = min(end, (begin // width + 1) * width)
+            held[label][begin // width] += edge - begin
+            begin = edge
+    for kind, ready_at in record.left:
+        change[record.kinds[kind].label][min(columns, (ready_at - began) // width)] += 1
     return Timeline(
         column_seconds=width / SECOND,
-        classes=tuple(named(name) for name in classes.names),
-        running=tuple(running),
-        waiting=tuple(waiting),
+        classes=tuple(labels),
+        running=tuple(tuple(each / width for each in held[label]) for label in labels),
+        waiting=tuple(tuple(accumulate(change[label][:columns])) for label in labels),
     )

@@ -12,7 +12,7 @@ from fairlane.simulation.measures import Simulation, Timeline
 WIDTH, HEIGHT = 760, 330
 LEFT, RIGHT, TOP, BOTTOM = 70, 24, 64, 46
 COLOURS = ("#2f6fdf", "#e07b29", "#2a9d6f", "#b5489b", "#8a6d3b", "#5b5fc7", "#c23b3b", "#4b8f9e")
-"""Told apart by those who do not see red and green, on white and on black. Beyond them they repeat."""
+"""Distinguishable with red-green colour blindness, on white and on black. More series repeat them."""
 STYLE = """
 svg { background: #ffffff; color: #1f2328; font: 13px system-ui, sans-serif }
 text { fill: currentColor } .quiet { opacity: .65 } .title { font-size: 15px; font-weight: 600 }
@@ -42,7 +42,7 @@ def plot_simulations(simulations: Sequence[Simulation]) -> str:
 
 
 def plot_timeline(timeline: Timeline, policy: str) -> tuple[str, str]:
-    """Who holds the slots, and how many jobs wait: two plots over time."""
+    """Two plots over time: the slots that each class holds, and its waiting jobs."""
     running, waiting = ([*map(Series, timeline.classes, each)] for each in (timeline.running, timeline.waiting))
     seconds = timeline.column_seconds
     return (

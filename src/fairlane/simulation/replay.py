@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from uuid import UUID
 
 from fairlane.clock import SECOND, Instant, duration_of
@@ -24,10 +24,21 @@ CLAIM_TIME = "4ms"
 SETTLE_TIME = "4ms"
 """What a claim and a settlement take a worker beside its database, with all that lies between them and the handler."""
 HISTORY_LIMIT = 200_000
-"""Jobs of a queue's history that are looked at unless told otherwise."""
+"""Jobs of a queue's history that are looked at by default."""
 PAGE = 1_000
 
 OnProgress = Callable[[int], None]
+
+
+class RunOptions(TypedDict, total=False):
+    """How jobs are run: `slots=100`, `seed=None`, `claim_time="4ms"`, `settle_time="4ms"`, `until=None`."""
+
+    slots: int
+    seed: int | None
+    claim_time: str | float
+    settle_time: str | float
+    until: str | float | None
+    on_progress: OnProgress | None
 
 
 @checked()
@@ -35,31 +46,16 @@ def simulate(
     policy: Policy,
     workload: Workload | Iterable[SimulatedJob],
     *,
-    slots: int = 100,
-    seed: int | None = None,
-    claim_time: str | float = CLAIM_TIME,
-    settle_time: str | float = SETTLE_TIME,
-    until: str | float | None = None,
     by: str | tuple[str, ...] | None = None,
-    on_progress: OnProgress | None = None,
+    **options: Unpack[RunOptions],
 ) -> Simulation:
     """Run a workload under a policy on a virtual clock, with the plan that real claims use.
 
     `slots` is how many jobs the whole fleet runs at once; `claim_time` and `settle_time` are what a claim and a
-    settlement take. It stops when nothing can start any more, or after `until`. `by` says what tells the keys of
-    the result apart; by default, what takes turns.
+    settlement take. It stops when nothing can start any more, or after `until`. `by` names the keys that the
+    result is grouped by; by default, what takes turns.
     """
-    recording = record(
-        policy,
-        workload,
-        slots=slots,
-        seed=seed,
-        claim_time=claim_time,
-        settle_time=settle_time,
-        until=until,
-        on_progress=on_progress,
-    )
-    return measure(recording, normalize_by("simulate()", by))
+    return measure(record(policy, workload, **options), normalize_by("simulate()", by))
 
 
 def record(
@@ -73,7 +69,7 @@ def record(
     until: str | float | None = None,
     on_progress: OnProgress | None = None,
 ) -> Recording:
-    """The same, run by run: for those who want to measure or draw something else."""
+    """The same, run by run, for other measures and plots."""
     if slots < 1:
         raise ConfigurationError(f"slots={slots}: a fleet has at least one slot; give a number above 0")
     fleet = Fleet(

@@ -315,7 +315,7 @@ class GateUse:
     full: int = 0
     """For how long it had no room for one more."""
     held_up: int = 0
-    """For how long it had none while somebody waited for it."""
+    """For how long it had none while jobs waited for it."""
     waited: int = 0
     """The same for every lane that waited, added up; a whole flow counts as one."""
     is_full: bool = False

@@ -106,18 +106,14 @@ class JobClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigurationError(f"{what}: poisson={self.poisson} is a number of arrivals a second, above 0")
         if not 0.0 <= self.failures <= 1.0:
             raise ConfigurationError(f"{what}: failures={self.failures} is a probability between 0 and 1")
+        times = [self.at, self.backoff, 0 if self.every is None else self.every]
+        times += self.run_time.times() if isinstance(self.run_time, RunTimes) else [self.run_time]
         try:
-            self._check_times()
+            if below := [each for each in times if microseconds(each) < 0]:
+                raise ConfigurationError(f"{below[0]!r} is a time below 0")
             canonical_keys(self._keys_of(0))
         except FairlaneError as error:
             raise ConfigurationError(f"{what}: {error}") from None
-
-    def _check_times(self) -> None:
-        times = [self.at, self.backoff, 0 if self.every is None else self.every]
-        times += self.run_time.times() if isinstance(self.run_time, RunTimes) else [self.run_time]
-        for each in times:
-            if microseconds(each) < 0:
-                raise ConfigurationError(f"{each!r} is a time below 0")
 
     def _keys_of(self, nth: int) -> dict[str, str | int | None]:
         return {
@@ -129,21 +125,16 @@ class JobClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Its jobs, key by key."""
         # A generator for each class: another class more, or a change to one, leaves the others as they were.
         chance = Random(f"{seed}/{self.name}")
-        run_time = self._run_times(chance)
+        run_time = self.run_time.draw(chance) if isinstance(self.run_time, RunTimes) else None
+        always = 0 if isinstance(self.run_time, RunTimes) else microseconds(self.run_time)
         backoff = Backoff(self.backoff, cap=max(SECOND * 3_600, microseconds(self.backoff)) / SECOND)
         for nth in range(self.count):
             keys = canonical_keys({**self._keys_of(nth), "task": self.task})
             kind = JobKind(self.name, keys, self.priority)
             for at in self._arrivals(chance):
-                ran = min(LONGEST_RUN, max(0, round(run_time())))
+                ran = min(LONGEST_RUN, max(0, round(run_time() if run_time else always)))
                 retries, dies = self._failures(chance, backoff) if self.failures else ((), False)
                 yield SimulatedJob(kind, at, ran, retries, dies, self.numbers or None)
-
-    def _run_times(self, chance: Random) -> Callable[[], float]:
-        if isinstance(self.run_time, RunTimes):
-            return self.run_time.draw(chance)
-        always = microseconds(self.run_time)
-        return lambda: always
 
     def _arrivals(self, chance: Random) -> Iterator[Instant]:
         at = float(microseconds(self.at))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
@@ -17,6 +18,7 @@ from fairlane.job import AttemptRecord, Claim, FrozenKeys, JobRecord, NewJob, Ou
 from fairlane.policy.keys import KEYS_REMEMBERED
 from fairlane.policy.limits import Limit, read_limit
 from fairlane.policy.overrides import Override, Overrides
+from fairlane.policy.partitions import parse_partition
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.journal import FORMAT
@@ -152,9 +154,16 @@ def queue_number(name: str) -> Procedure[int]:
 
 
 def not_among(queue: str, known: Iterable[str]) -> UnknownQueue:
-    """The error where a queue is looked at; it lists those that are known."""
-    names = ", ".join(sorted(known)) or "none"
-    return UnknownQueue(f"queue {queue!r} is not known to this database; known are {names}")
+    """What is said to whoever looks, with the name that was probably meant."""
+    known, place = sorted(known), parse_partition(queue)
+    if place is not None and place[1] == 0 and place[0] in known:
+        return UnknownQueue(
+            f"{queue!r} is the first partition of {place[0]!r}, which has its name and changes with all of them; "
+            f"give {place[0]!r}"
+        )
+    similar = get_close_matches(queue, known, n=1)
+    hint = f"did you mean {similar[0]!r}?" if similar else f"known are {', '.join(known) or 'none'}"
+    return UnknownQueue(f"queue {queue!r} is not known to this database; {hint}")
 
 
 class Declared(msgspec.Struct, frozen=True):

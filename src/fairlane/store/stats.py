@@ -79,7 +79,7 @@ from fairlane.store.rows import (
     decode_keys,
     gate_row,
     lane_row,
-    no_such_queue,
+    not_among,
     record_of,
     uuid_of,
 )
@@ -153,10 +153,10 @@ class Moment:
 
     def policy(self, queue: str) -> Procedure[Policy]:
         """The policy of one queue, or `UnknownQueue`."""
-        declared = (yield from self.policies()).get(queue)
-        if declared is None:
-            raise no_such_queue(queue)
-        return declared.policy
+        policies = yield from self.policies()
+        if queue not in policies:
+            raise not_among(queue, policies)
+        return policies[queue].policy
 
     def survey(self, queues: Sequence[str]) -> Procedure[list[QueueFigures]]:
         """These queues at a glance, in a fixed number of statements however many they are."""

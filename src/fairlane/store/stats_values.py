@@ -120,40 +120,50 @@ def unbegun_in(queue: str) -> str:
     return f"unbegun in {whole_of(queue)}"
 
 
-class LongRun(msgspec.Struct, frozen=True, kw_only=True):
+class AnyLongRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run that takes longer than the runs of its task do, or that holds a limit for which others wait."""
 
     job: str
     task: str
     queue: str
-    since: Instant
-    """When its handler was called."""
-    usual: int | None = None
-    """Microseconds that 95 of the last 100 runs of its task took at most; `None`: none has ended in this worker."""
     is_long: bool = True
     """False: it takes no longer than usual, and only holds a limit for which others wait."""
     limit: str | None = None
     """The limit that it holds and for which others wait, as one would write it in Python."""
 
 
-class BlockedLoop(msgspec.Struct, frozen=True, kw_only=True):
-    """Code that kept an event loop of a worker from everything else."""
+class LongRun(AnyLongRun, frozen=True, kw_only=True):
+    """The same, as a worker reports it."""
 
     since: Instant
-    until: Instant | None = None
-    """`None`: it still does."""
+    """When its handler was called."""
+    usual: int | None = None
+    """Microseconds that 95 of the last 100 runs of its task took at most; `None`: none has ended in this worker."""
+
+
+class AnyBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """Code that keeps, or kept, an event loop of a worker from everything else."""
+
     job: str | None = None
-    """Whose handler it was; `None`: of none that is known."""
+    """Whose handler it is; `None`: of no job that is known."""
     task: str | None = None
     where: str = ""
     """Functions and lines, the outermost first."""
     beside: list[str] = []
-    """Other jobs that ran on that loop, and stood still."""
+    """Other jobs that run on that event loop, and stand still with it; the first ten."""
     pid: int | None = None
-    """Of the process that runs jobs for the worker and whose loop it was; `None`: the worker's own."""
+    """Of the process whose event loop it is, if the worker runs its jobs in processes; `None`: the worker's own."""
 
 
-class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+class BlockedLoop(AnyBlock, frozen=True, kw_only=True):
+    """The same, as a worker reports it."""
+
+    since: Instant
+    until: Instant | None = None
+    """`None`: it still does."""
+
+
+class AnyWorker(msgspec.Struct, frozen=True, kw_only=True):
     """The report of a worker about itself, every few seconds."""
 
     name: str
@@ -164,9 +174,6 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     queues: dict[str, float]
     """The queues it serves, with their weights."""
     concurrency: int
-    started_at: Instant
-    every: int
-    """Microseconds between two reports."""
     running: int = 0
     waiting: int = 0
     """Claimed, and not started."""
@@ -176,22 +183,30 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     loops: dict[str, str] = {}
     """Each loop by name: `running`, `ended`, or what it died of."""
     troubles: dict[str, str] = {}
-    """Current failures that harm no job, by name."""
-    clock_offset: int = 0
-    """The store's clock less the worker's, in microseconds."""
+    """Current failures that harm no job, by name; of a dispatcher, that its broker refuses."""
     tasks: list[str] = []
     """The tasks that it knows."""
     unknown_tasks: dict[str, str] = {}
     """Tasks of which it was given jobs lately and that it does not know, each with the queue of the last such job."""
-    long_runs: list[LongRun] = []
-    """The longest first, up to `LONG_RUNS_AT_MOST`."""
     lost_runs: int = 0
-    """Runs whose claims are lost, and which have not ended."""
-    blocks: list[BlockedLoop] = []
-    """What blocks its event loop, and those of its processes, the longest first; then what has blocked one of them
-    last, if that is not long ago."""
+    """Runs whose claims are lost and which have not ended: each still takes up a slot. Their jobs wait or run again."""
     figures: dict[str, float] = {}
     """What it has counted since it started, by the name of the metric."""
+
+
+class WorkerReport(AnyWorker, frozen=True, kw_only=True):
+    """The same, as it is reported every few seconds."""
+
+    started_at: Instant
+    every: int
+    """Microseconds between two reports."""
+    clock_offset: int = 0
+    """The store's clock less the worker's, in microseconds."""
+    long_runs: list[LongRun] = msgspec.field(default_factory=list)
+    """The longest first, up to `LONG_RUNS_AT_MOST`."""
+    blocks: list[BlockedLoop] = msgspec.field(default_factory=list)
+    """What blocks its event loop, and those of its processes, the longest first; then what has blocked one of them
+    last, if that is not long ago."""
 
 
 def dead_loops(loops: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ same result every time.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 
 from msgspec import structs
@@ -212,7 +212,11 @@ class Trial:
         return Figure((last - record.began_at) / SECOND, f"seconds until the last of {_named(keys)} had ended")
 
     def _places(self, keys: dict[str, str | int | None]) -> set[int]:
-        self._require(keys)
+        carried = {name for kind in self._record.kinds for name in kind.keys}
+        if unknown := [name for name in keys if name not in carried]:
+            # It would make every assertion true.
+            known = ", ".join(sorted(carried - {"task"})) or "none"
+            raise ConfigurationError(f"no job of this trial carries the key {unknown[0]!r}; they carry: {known}")
         wanted = canonical_keys(keys)
         places = {
             place
@@ -226,14 +230,6 @@ class Trial:
     def _runs(self, keys: dict[str, str | int | None]) -> list[int]:
         places = self._places(keys)
         return [nth for nth, place in enumerate(self._record.kind_of) if place in places]
-
-    def _require(self, keys: Iterable[str]) -> None:
-        """Refuse a key that no job carries: it would make every assertion true."""
-        carried = {name for kind in self._record.kinds for name in kind.keys}
-        for name in keys:
-            if name not in carried:
-                known = ", ".join(sorted(carried - {"task"})) or "none"
-                raise ConfigurationError(f"no job of this trial carries the key {name!r}; they carry: {known}")
 
 
 def _named(keys: dict[str, str | int | None]) -> str:
