@@ -16,7 +16,7 @@ import click
 
 from fairlane.app import App, without_password
 from fairlane.cli.database import app_of, operations_on
-from fairlane.cli.job_selection import app_or_url_options
+from fairlane.cli.options import app_or_url_options
 from fairlane.redaction import Surface
 
 if TYPE_CHECKING:  # an extra

@@ -12,7 +12,7 @@ import click
 
 from fairlane.app import App
 from fairlane.cli.database import load_app
-from fairlane.cli.job_selection import keys_given
+from fairlane.cli.options import json_option, keys_given
 from fairlane.enqueue import Stamper
 from fairlane.errors import ConfigurationError, InvalidJob, UndecodablePayload, UnknownTask
 from fairlane.job import NewJob
@@ -31,7 +31,7 @@ from fairlane.task import Call, Task
 @click.option("--keys", metavar="NAME=VALUE", multiple=True, help="A key of the job; may be repeated.")
 @click.option("--context", metavar="JSON", help="What the queue's policy asks about the job: a JSON object.")
 @click.option("--dry-run", is_flag=True, help="Check the call and print the job, but do not store it.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@json_option()
 def enqueue(
     app: str,
     task: str,

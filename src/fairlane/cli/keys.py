@@ -9,23 +9,25 @@ from typing import Any
 import click
 from rich.text import Text
 
-from fairlane.cli.job_selection import keys_given, place_options, with_app
-from fairlane.cli.output import look, tell
-from fairlane.cli.tables import (
+from fairlane.cli.options import json_option, key_option, keys_given, place_options, with_app
+from fairlane.cli.output import (
     ago,
     as_of,
     chart_lines,
     columns,
     counted,
     gauge_line,
+    look,
     number,
     printable,
     run_time,
+    show,
+    show_rest,
     sparkline,
+    titled,
     wait,
     wrapped,
 )
-from fairlane.clock import as_instant
 from fairlane.errors import ConfigurationError
 from fairlane.operations.views import KeyList, KeyView, NextJob, OneKey
 from fairlane.policy.keys import key_words
@@ -51,10 +53,10 @@ TEXT = ("KEY", "QUEUE", "HELD BY")
 @click.option("--held", "held_only", is_flag=True, help="Only keys that a limit or a pause of their own holds back.")
 @click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="Maximum number to list.")
 @click.option("--after", metavar="CURSOR", help="Continue from the end of an earlier page.")
-@click.option("--key", "named", metavar="NAME=VALUE", multiple=True, help="Show this key; repeat to combine several.")
+@key_option("named", "Show this key; repeat to combine several.")
 @place_options
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def keys(queue: str, named: tuple[str, ...], app: str | None, url: str | None, as_json: bool, **how: Any) -> None:
+@json_option()
+def keys(queue: str, named: tuple[str, ...], **given: Any) -> None:
     """List the keys of a queue, or show one. Looking changes nothing.
 
     One key is shown with its lanes, what runs, what starts next and what holds it.
@@ -70,15 +72,15 @@ def keys(queue: str, named: tuple[str, ...], app: str | None, url: str | None, a
       fairlane keys webhooks --by endpoint --sort running --search acme
       fairlane keys webhooks --key account=acme
     """
-    if named:
-        if how["by"] or how["search"] or how["held_only"] or how["after"]:
-            raise ConfigurationError("--key shows one key; leave out --by, --search, --held and --after")
-        tell(look(lambda operations: operations.keys.show(queue, keys_given(named)), app, url), draw_key, as_json)
-        return
-    page = look(lambda operations: operations.keys.list(queue, **how), app, url)
-    tell(page, _draw_list, as_json)
-    if page.after is not None and not as_json:
-        click.echo(f"there are more: --after {page.after}", err=True)
+    how = {name: given[name] for name in ("by", "sort", "search", "held_only", "limit", "after")}
+    if not named:
+        page = look(lambda operations: operations.keys.list(queue, **how), given)
+        show(page, _draw_list, given)
+        show_rest(page.after, given)
+    elif how["by"] or how["search"] or how["held_only"] or how["after"]:
+        raise ConfigurationError("--key shows one key; leave out --by, --search, --held and --after")
+    else:
+        show(look(lambda operations: operations.keys.show(queue, keys_given(named)), given), draw_key, given)
 
 
 def _draw_list(page: KeyList, width: int) -> list[Text]:
@@ -122,8 +124,8 @@ def _cells(view: KeyView, now: datetime) -> dict[str, str]:
         "TIME": run_time(view.run_time),
         "SHARE": "" if view.share is None else f"{view.share:.0%}",
         "WEIGHT": "" if view.weight is None else f"{view.weight:g}",
-        "ARRIVED": _ago(view.last_arrived_at, now),
-        "STARTED": _ago(view.last_started_at, now),
+        "ARRIVED": ago(view.last_arrived_at, now),
+        "STARTED": ago(view.last_started_at, now),
         "HELD BY": "a pause" if view.is_paused else ", ".join(view.held_by),
     }
 
@@ -133,51 +135,40 @@ def values_of(view: KeyView) -> str:
     return ", ".join("None" if value is None else value for value in view.keys.values())
 
 
-def _ago(at: datetime | None, now: datetime) -> str:
-    return "" if at is None else ago(as_instant(at), as_instant(now))
-
-
 def draw_key(one: OneKey, width: int) -> list[Text]:
     view = one.view
     title = f"{printable(key_words(view.keys))} in {view.queue}, {as_of(one.now)}"
     lines = [Text(title, "bold"), *draw_keys([view], one.now, width)]
     if view.drained_in is not None:
-        lines += wrapped(
-            f"what waits will have started in {'at least ' if view.drains_at_least else ''}{wait(view.drained_in)}, if "
-            "limits are all that slows it",
-            width,
-        )
+        least = "at least " if view.drains_at_least else ""
+        drained = f"what waits will have started in {least}{wait(view.drained_in)}, if limits are all that slows it"
+        lines += wrapped(drained, width)
     if view.weight_words:
         lines += wrapped(f"weight {view.weight:g}: {view.weight_words}", width)
-    for title, told in (("WHY IT WAITS", one.why), ("CHANGED BY OPERATORS", one.overrides)):
-        if told:
-            lines += [Text(""), Text(title, "bold")]
-            lines += [line for each in told for line in wrapped(with_app(each), width)]
-    if view.gauges:
-        lines += [Text(""), Text("LIMITS", "bold")]
-        lines += [Text("  ").append_text(gauge_line(gauge, width - 2)) for gauge in view.gauges]
-    lines += [Text(""), Text("LAST HOUR, minute by minute, and the most of them", "bold")]
-    lines += chart_lines(one.minutes, width)
-    lines += [Text(""), Text("LAST 24 HOURS", "bold")]
-    for name, hours in (("ended", view.hours), ("failed", one.hours_failed)):
-        lines.append(Text(f"  {name:<8}{sparkline(hours)}  {number(sum(hours))}"))
+    for title, words in (("WHY IT WAITS", one.why), ("CHANGED BY OPERATORS", one.overrides)):
+        lines += titled(title, (line for each in words for line in wrapped(with_app(each), width)))
+    lines += titled("LIMITS", (Text("  ").append_text(gauge_line(gauge, width - 2)) for gauge in view.gauges))
+    lines += titled("LAST HOUR, minute by minute, and the most of them", chart_lines(one.minutes, width))
+    hours = (("ended", view.hours), ("failed", one.hours_failed))
+    lines += titled(
+        "LAST 24 HOURS", (Text(f"  {name:<8}{sparkline(each)}  {number(sum(each))}") for name, each in hours)
+    )
     if one.lanes:
-        lines += [Text(""), Text("LANES", "bold")]
         rows = [
             (key_words(lane.keys), str(lane.priority), number(lane.waiting), number(lane.running), lane.held_by or "")
             for lane in one.lanes
         ]
         headings = ("LANE", "PRIORITY", "WAIT", "RUN", "HELD BY")
-        lines += columns(headings, rows, width, flexible=("LANE", "HELD BY"), right=("PRIORITY", "WAIT", "RUN"))
+        flexible, right = ("LANE", "HELD BY"), ("PRIORITY", "WAIT", "RUN")
+        lines += titled("LANES", columns(headings, rows, width, flexible=flexible, right=right))
     for title, jobs in (("RUNNING", one.running), ("NEXT, in the order in which they would start", one.next_jobs)):
-        if jobs:
-            lines += [Text(""), Text(title, "bold"), *_jobs(jobs, one.now, width)]
+        lines += titled(title, _jobs(jobs, one.now, width) if jobs else [])
     return lines
 
 
 def _jobs(jobs: Sequence[NextJob], now: datetime, width: int) -> list[Text]:
     rows = [
-        (each.id, each.task, str(each.priority), str(each.attempt), _ago(each.enqueued_at, now), key_words(each.keys))
+        (each.id, each.task, str(each.priority), str(each.attempt), ago(each.enqueued_at, now), key_words(each.keys))
         for each in jobs
     ]
     headings = ("ID", "TASK", "PRIO", "TRIES", "AGE", "KEYS")

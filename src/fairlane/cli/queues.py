@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 from rich.text import Text
 
-from fairlane.cli.job_selection import place_options
-from fairlane.cli.output import look, tell
+from fairlane.cli.options import json_option, place_options
+from fairlane.cli.output import as_of, chart_lines, gauge_line, hint_lines, look, number, plural, show, titled, wrapped
 from fairlane.cli.status import draw_queues
-from fairlane.cli.tables import as_of, chart_lines, gauge_line, hint_lines, number, plural, wrapped
-from fairlane.operations.views import Chart, LimitView, OneQueue, QueueView
+from fairlane.operations.views import LimitView, OneQueue, QueueView
 
 
 @click.command()
 @click.argument("queue", required=False, metavar="[QUEUE]")
 @place_options
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array; of one queue, an object.")
-def queues(queue: str | None, app: str | None, url: str | None, as_json: bool) -> None:
+@json_option("a JSON array; of one queue, an object")
+def queues(queue: str | None, **given: Any) -> None:
     """List the queues, or show one. Looking changes nothing.
 
     One queue is shown with its policy in words, its limits and how full they are, its partitions and its last hour.
@@ -28,9 +29,9 @@ def queues(queue: str | None, app: str | None, url: str | None, as_json: bool) -
       fairlane queues webhooks --json | jq .limits
     """
     if queue is None:
-        tell(look(lambda operations: operations.queues.list(), app, url), _draw_list, as_json)
+        show(look(lambda operations: operations.queues.list(), given), _draw_list, given)
     else:
-        tell(look(lambda operations: operations.queues.show(queue), app, url), draw_queue, as_json)
+        show(look(lambda operations: operations.queues.show(queue), given), draw_queue, given)
 
 
 def _draw_list(views: list[QueueView], width: int) -> list[Text]:
@@ -40,24 +41,20 @@ def _draw_list(views: list[QueueView], width: int) -> list[Text]:
 
 
 def draw_queue(one: OneQueue, width: int) -> list[Text]:
-    lines = [
+    denied = ", ".join(f"{limit.removesuffix(':')} {number(count)}" for limit, count in one.chart.denied.items())
+    last_hour = [*chart_lines(one.chart.minutes, width), Text(f"  {'denied':<8}{denied or 'none'}")]
+    return [
         Text(as_of(one.now), "bold"),
         *draw_queues([one.view], width),
-        Text(""),
-        Text(f"POLICY (version {one.version})", "bold"),
+        *titled(
+            f"POLICY (version {one.version})",
+            [line for words in one.policy_words for line in wrapped(words, width, "  ", "    ")],
+        ),
+        *titled("LIMITS", [line for limit in one.limits for line in _limit(limit, width)]),
+        *titled("PARTITIONS", draw_queues(one.partitions, width) if one.partitions else []),
+        *titled("LAST HOUR, minute by minute, and the most of them", last_hour),
+        *titled("HINTS", hint_lines(one.hints, width)),
     ]
-    for words in one.policy_words:
-        lines += wrapped(words, width, "  ", "    ")
-    if one.limits:
-        lines += [Text(""), Text("LIMITS", "bold")]
-        for limit in one.limits:
-            lines += _limit(limit, width)
-    if one.partitions:
-        lines += [Text(""), Text("PARTITIONS", "bold"), *draw_queues(one.partitions, width)]
-    lines += [Text(""), Text("LAST HOUR, minute by minute, and the most of them", "bold"), *_chart(one.chart, width)]
-    if one.hints:
-        lines += [Text(""), Text("HINTS", "bold"), *hint_lines(one.hints, width)]
-    return lines
 
 
 def _limit(limit: LimitView, width: int) -> list[Text]:
@@ -65,17 +62,10 @@ def _limit(limit: LimitView, width: int) -> list[Text]:
         lines = [Text("  ").append_text(gauge_line(limit.gauge, width - 2))]
     else:
         lines = wrapped(f"{limit.limit}: {limit.words}", width, "  ", "    ")
-    keys = plural(limit.held_keys, "key")
-    said = [
-        f"holds back {plural(limit.held_jobs, 'job')} of {keys}" if limit.held_jobs else "",
+    remarks = [
+        f"holds back {plural(limit.held_jobs, 'job')} of {plural(limit.held_keys, 'key')}" if limit.held_jobs else "",
         f"turned claims away {plural(limit.denied, 'time')} in the last hour" if limit.denied else "",
         f"has another bound for {limit.overridden_keys:,} of them" if limit.overridden_keys else "",
         "is suspended: it counts, and holds nothing back" if limit.is_suspended else "",
     ]
-    told = "; ".join(each for each in said if each)
-    return lines + (wrapped(told, width, "    ") if told else [])
-
-
-def _chart(chart: Chart, width: int) -> list[Text]:
-    denied = ", ".join(f"{limit.removesuffix(':')} {number(count)}" for limit, count in chart.denied.items())
-    return [*chart_lines(chart.minutes, width), Text(f"  {'denied':<8}{denied or 'none'}")]
+    return lines + wrapped("; ".join(filter(None, remarks)), width, "    ")

@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 from rich.text import Text
 
-from fairlane.cli.job_selection import app_or_url_options
-from fairlane.cli.output import look, look_again, tell, watch_option
-from fairlane.cli.tables import (
+from fairlane.cli.options import app_or_url_options, json_option
+from fairlane.cli.output import (
     as_of,
     columns,
     counted,
     hint_lines,
+    look,
+    look_again,
     number,
     per_minute,
     plural,
-    status_word,
+    show,
+    titled,
     wait,
+    watch_option,
     wrapped,
 )
 from fairlane.operations import Operations
-from fairlane.operations.views import HeldView, Overview, QueueView, Totals
+from fairlane.operations.views import Overview, QueueView, Totals
 
 HEADINGS = ("QUEUE", "STATUS", "READY", "HELD", "RUN", "SCHED", "DEAD", "OLDEST", "/MIN", "FAIL")
 OF_A_DAY = ("24H", "FAIL 24H")
 NUMBERS = (*HEADINGS[2:], *OF_A_DAY)
 WIDE_ENOUGH = 100
+STATUS_STYLES = {
+    "idle": "dim",
+    "flowing": "green",
+    "limited": "cyan",
+    "lagging": "bold yellow",
+    "paused": "magenta",
+    "stopped": "bold red",
+}
 
 
 @click.command()
 @watch_option
 @app_or_url_options
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object; with --watch, one a line.")
-def status(watch: float | None, app: str | None, url: str | None, as_json: bool) -> None:
+@json_option("a JSON object; with --watch, one a line")
+def status(watch: float | None, **given: Any) -> None:
     """Say whether work flows, who waits and why, and what to do. Looking changes nothing.
 
     A queue is idle, flowing, limited (limits and pauses hold back everything that waits, as the policy requires),
@@ -48,26 +61,22 @@ def status(watch: float | None, app: str | None, url: str | None, as_json: bool)
       fairlane status --json | jq .totals
     """
     if watch is None:
-        tell(look(Operations.overview, app, url), draw_status, as_json)
+        show(look(Operations.overview, given), draw_status, given)
     else:
-        look_again(Operations.overview, draw_status, watch, app=app, url=url, as_json=as_json)
+        look_again(Operations.overview, draw_status, watch, given)
 
 
 def draw_status(view: Overview, width: int) -> list[Text]:
     lines = [Text(as_of(view.now), "bold"), *_totals(view.totals, width), Text("")]
     if not view.queues:
         return [*lines, Text("no queue is known to this database yet")]
-    lines += draw_queues(view.queues, width)
-    if view.hints:
-        lines += [Text(""), Text("HINTS", "bold"), *hint_lines(view.hints, width)]
-    return lines
+    return [*lines, *draw_queues(view.queues, width), *titled("HINTS", hint_lines(view.hints, width))]
 
 
 def _totals(totals: Totals, width: int) -> list[Text]:
     held = f" ({number(totals.held_jobs)} held back)" if totals.held_jobs else ""
     oldest = f"; the oldest waits for {wait(totals.oldest_wait)}" if totals.oldest_wait is not None else ""
-    slots = "1 slot" if totals.slots == 1 else f"{number(totals.slots)} slots"
-    serving = f"{plural(totals.workers, 'worker')} with {slots}" if totals.workers else "no worker takes jobs"
+    serving = f"{plural(totals.workers, 'worker')} with {plural(totals.slots, 'slot')}"
     others = ((totals.workers_stopping, "stopping"), (totals.workers_late, "gone silent"))
     said = (
         f"{number(totals.ready)} ready{held}, {number(totals.running)} running, {counted(totals.scheduled)} scheduled, "
@@ -75,7 +84,12 @@ def _totals(totals: Totals, width: int) -> list[Text]:
         f"{per_minute(totals.started_per_minute)} started, {per_minute(totals.ended_per_minute)} ended, "
         f"{per_minute(totals.failed_per_minute)} failed a minute{oldest}",
         f"{number(totals.ended)} ended in 24 h, {number(totals.failed)} of them failed",
-        ", ".join([serving, *(f"{count:,} {how}" for count, how in others if count)]),
+        ", ".join(
+            [
+                serving if totals.workers else "no worker takes jobs",
+                *(f"{count:,} {how}" for count, how in others if count),
+            ]
+        ),
     )
     return [line for text in said for line in wrapped(text, width, "")]
 
@@ -84,8 +98,8 @@ def draw_queues(queues: list[QueueView], width: int) -> list[Text]:
     """A line for each queue; under it, where something waits, its status in a sentence and who holds what back."""
     is_wide = width >= WIDE_ENOUGH
     headings = (*HEADINGS, *OF_A_DAY) if is_wide else HEADINGS
-    told = [_row(each)[: len(headings)] for each in queues]
-    head, *rows = columns(headings, told, width, flexible=("QUEUE",), right=NUMBERS)
+    cells = [_row(each)[: len(headings)] for each in queues]
+    head, *rows = columns(headings, cells, width, flexible=("QUEUE",), right=NUMBERS)
     lines = [head]
     for row, each in zip(rows, queues, strict=True):
         lines.append(row)
@@ -94,14 +108,15 @@ def draw_queues(queues: list[QueueView], width: int) -> list[Text]:
         if each.ended and not is_wide:
             lines += wrapped(f"{number(each.ended)} ended in 24 h, {number(each.failed)} of them failed", width)
         for held in each.held:
-            lines += wrapped(_held(held), width, "  - ", "    ")
+            whose = f" of {plural(held.keys, 'key')}" if held.by else ""
+            lines += wrapped(f"{plural(held.jobs, 'job')}{whose} held by {held.words}", width, "  - ", "    ")
     return lines
 
 
 def _row(view: QueueView) -> tuple[str | Text, ...]:
     return (
         view.queue,
-        status_word(view.status),
+        Text(str(view.status), STATUS_STYLES[str(view.status)]),
         number(view.ready),
         number(view.held_jobs),
         number(view.running),
@@ -113,8 +128,3 @@ def _row(view: QueueView) -> tuple[str | Text, ...]:
         number(view.ended),
         number(view.failed),
     )
-
-
-def _held(held: HeldView) -> str:
-    whose = f" of {plural(held.keys, 'key')}" if held.by else ""
-    return f"{plural(held.jobs, 'job')}{whose} held by {held.words}"

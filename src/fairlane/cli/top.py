@@ -8,18 +8,26 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from typing import Any
 
 import click
-from rich.console import Group
-from rich.live import Live
 from rich.text import Text
 
-from fairlane.cli.database import app_of, operations_on
-from fairlane.cli.job_selection import place_options
 from fairlane.cli.keys import draw_keys
-from fairlane.cli.output import Screen, Ticker, look, run_until_stopped, tell, watch
-from fairlane.cli.tables import as_of, make_console, printable, wrapped
+from fairlane.cli.options import json_option, place_options
+from fairlane.cli.output import (
+    Given,
+    Ticker,
+    as_of,
+    look,
+    look_in_place,
+    make_console,
+    printable,
+    run_until_stopped,
+    show,
+    wrapped,
+)
 from fairlane.errors import ConfigurationError
 from fairlane.operations import Operations, Ranking
 
@@ -36,10 +44,8 @@ IN_A_PIPE = 50
 @click.option("--sort", type=click.Choice(list(SORTS.values())), default="waiting", show_default=True)
 @click.option("--every", type=click.FloatRange(0.2, 3_600), default=2.0, show_default=True, help="Seconds.")
 @place_options
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, once.")
-def top(
-    queue: str | None, by: str | None, sort: str, every: float, app: str | None, url: str | None, as_json: bool
-) -> None:
+@json_option("a JSON object, once")
+def top(queue: str | None, by: str | None, sort: str, every: float, **given: Any) -> None:
     """Watch the keys of a queue, or of the busiest queues. Looking changes nothing.
 
     On a terminal it is drawn anew every so often, and a key sorts it: w, r, e, s, n; q quits. In a pipe it prints once.
@@ -53,44 +59,32 @@ def top(
     """
     if by and queue is None:
         raise ConfigurationError("--by is about the keys of one queue; name it: fairlane top QUEUE --by …")
-    if has_keyboard() and not as_json:
-        run_until_stopped(lambda: _Top(queue, by, sort).run(every, app, url))
+    if is_on_a_terminal() and not given["as_json"]:
+        run_until_stopped(lambda: _watch(queue, by, sort, every, given))
         return
-    asked = _Top(queue, by, sort)
-    tell(look(lambda operations: asked.ask(operations, IN_A_PIPE), app, url), draw_ranking, as_json)
+    ranking = look(lambda operations: operations.keys.rank(queue, by, sort=sort, limit=IN_A_PIPE), given)
+    show(ranking, draw_ranking, given)
 
 
-class _Top:
-    """What is on the screen: which keys, in which order."""
+async def _watch(queue: str | None, by: str | None, sort: str, every: float, given: Given) -> None:
+    ticker, watching = Ticker(every), asyncio.current_task()
+    assert watching is not None
 
-    def __init__(self, queue: str | None, by: str | None, sort: str) -> None:
-        self._queue, self._by, self._sort = queue, by, sort
-
-    async def ask(self, operations: Operations, limit: int) -> Ranking:
-        return await operations.keys.rank(self._queue, self._by, sort=self._sort, limit=limit)
-
-    async def run(self, every: float, app: str | None, url: str | None) -> None:
-        console, ticker = make_console(), Ticker(every)
-        async with operations_on(app_of(app, url)) as operations:
-            with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
-                screen = Screen(lambda lines: live.update(Group(*lines), refresh=True))
-                watching = asyncio.create_task(
-                    watch(
-                        lambda: self.ask(operations, max(1, console.height - AROUND)),
-                        lambda ranking: screen.show(draw_ranking(ranking, console.width, help=HELP)),
-                        screen.lost,
-                        ticker,
-                    )
-                )
-                with pressed_keys(lambda key: self._press(key, ticker, watching)), suppress(asyncio.CancelledError):
-                    await watching
-
-    def _press(self, key: str, ticker: Ticker, watching: asyncio.Task[None]) -> None:
+    def press(key: str) -> None:
+        nonlocal sort
         if key.lower() == "q":
             watching.cancel()
         elif key.lower() in SORTS:
-            self._sort = SORTS[key.lower()]
+            sort = SORTS[key.lower()]
             ticker.hurry()
+
+    async def ask(operations: Operations) -> Ranking:
+        limit = max(1, make_console().height - AROUND)
+        return await operations.keys.rank(queue, by, sort=sort, limit=limit)
+
+    await look_in_place(
+        ask, lambda ranking, width: draw_ranking(ranking, width, help=HELP), ticker, given, pressed_keys(press)
+    )
 
 
 def draw_ranking(ranking: Ranking, width: int, *, help: str = "") -> list[Text]:
@@ -108,17 +102,18 @@ def draw_ranking(ranking: Ranking, width: int, *, help: str = "") -> list[Text]:
 
 
 GONE = "q"
-"""What a terminal that was closed is taken for: somebody has left."""
+"""What a closed terminal counts as."""
 
 
-def has_keyboard() -> bool:
-    """Whether somebody sits there: what is typed and what is shown are both a terminal's."""
+def is_on_a_terminal() -> bool:
+    """Whether somebody types there and reads what is shown."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 @contextmanager
 def pressed_keys(on_key: Callable[[str], None]) -> Iterator[None]:
-    """While this lasts, each key is told as it is pressed and is not shown. Ctrl-C stays what it is."""
+    """While this lasts, `on_key` is called with each key as it is pressed, which is not shown. Ctrl-C stays what it
+    is."""
     terminal = sys.stdin.fileno()
     loop = asyncio.get_running_loop()
     before = termios.tcgetattr(terminal)

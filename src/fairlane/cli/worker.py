@@ -18,7 +18,7 @@ import click
 
 from fairlane.app import App, without_password
 from fairlane.cli.database import load_app
-from fairlane.cli.job_selection import app_options
+from fairlane.cli.options import app_options
 from fairlane.clock import lasting
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.policy.partitions import parse_partition

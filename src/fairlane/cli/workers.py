@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime
+from typing import Any
 
 import click
 from rich.text import Text
 
-from fairlane.cli.job_selection import app_or_url_options
-from fairlane.cli.output import look, tell
-from fairlane.cli.tables import ago, columns, wait, wrapped
-from fairlane.clock import as_instant
+from fairlane.cli.options import app_or_url_options, json_option
+from fairlane.cli.output import ago, columns, look, show, wait, wrapped
 from fairlane.operations.views import WorkerList, WorkerView
 
 HEADINGS = ("WORKER", "STATE", "SLOTS", "WAIT", "UP", "SEEN", "CLOCK", "QUEUES")
@@ -29,8 +28,8 @@ STYLES = {
 @click.command()
 @click.option("--check", is_flag=True, help="Exit with status 1 if a worker is late, unhealthy or blocked.")
 @app_or_url_options
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def workers(check: bool, app: str | None, url: str | None, as_json: bool) -> None:
+@json_option()
+def workers(check: bool, **given: Any) -> None:
     """List the workers: slots in use, what they serve, when last seen. Looking changes nothing.
 
     A worker is well, stopping, troubled (something fails around it: a dispatcher's broker refuses), blocked (a handler
@@ -46,8 +45,8 @@ def workers(check: bool, app: str | None, url: str | None, as_json: bool) -> Non
       fairlane workers --check
       fairlane workers --json | jq '.workers[] | select(.is_late)'
     """
-    found = look(lambda operations: operations.workers.list(), app, url)
-    tell(found, draw_workers, as_json)
+    found = look(lambda operations: operations.workers.list(), given)
+    show(found, draw_workers, given)
     if check and any(each.state in ("late", "unwell", "blocked") for each in found.workers):
         sys.exit(1)
 
@@ -57,9 +56,9 @@ def draw_workers(found: WorkerList, width: int) -> list[Text]:
         return [Text("no worker is running")]
     right = ("SLOTS", "WAIT", "UP", "SEEN", "CLOCK")
     rows = [_row(each, found.now) for each in found.workers]
-    head, *told = columns(HEADINGS, rows, width, flexible=("WORKER", "QUEUES"), right=right)
+    head, *cells = columns(HEADINGS, rows, width, flexible=("WORKER", "QUEUES"), right=right)
     lines = [head]
-    for line, each in zip(told, found.workers, strict=True):
+    for line, each in zip(cells, found.workers, strict=True):
         lines.append(line)
         for loop, cause in each.dead_loops.items():
             lines += wrapped(f"its loop {loop} died: {cause}", width, "  ", "    ")
@@ -80,15 +79,14 @@ def draw_workers(found: WorkerList, width: int) -> list[Text]:
 
 
 def _row(worker: WorkerView, now: datetime) -> tuple[str | Text, ...]:
-    at = as_instant(now)
     served = (f"{name}={weight:g}" if weight != 1 else name for name, weight in worker.queues.items())
     return (
         worker.name,
         Text(worker.state, STYLES[worker.state]),
         f"{worker.running}/{worker.concurrency}",
         str(worker.waiting),
-        ago(as_instant(worker.started_at), at),
-        ago(as_instant(worker.seen_at), at),
+        ago(worker.started_at, now),
+        ago(worker.seen_at, now),
         f"{worker.clock_offset:+.1f}s",
         ", ".join(served),
     )
