@@ -11,10 +11,9 @@ import msgspec
 import pytest
 
 from fairlane.cli.keys import draw_key, draw_keys
-from fairlane.cli.output import Screen, Ticker, watch
+from fairlane.cli.output import Screen, Ticker, bar, columns, number, printable, sparkline, watch
 from fairlane.cli.queues import draw_queue
 from fairlane.cli.status import draw_status
-from fairlane.cli.output import bar, columns, number, printable, sparkline
 from fairlane.cli.top import draw_ranking
 from fairlane.cli.workers import draw_workers
 from fairlane.errors import StoreUnavailable

@@ -12,8 +12,8 @@ from uuid import UUID, uuid4
 import pytest
 from click.testing import CliRunner, Result
 
-from fairlane.cli.program import program
 from fairlane.cli.output import ago
+from fairlane.cli.program import program
 from fairlane.scheduler.settlement import Died, settle
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.sqlite import SqliteStore

@@ -16,7 +16,7 @@ from fairlane.operations.policies import AuditPage
 
 @click.command()
 @click.option("--queue", help="Only of this queue.")
-@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="Maximum number to list.")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=50, help="Maximum number to list.")
 @click.option("--before", type=int, metavar="ENTRY", help="Continue from the end of an earlier page.")
 @app_or_url_options
 @json_option()

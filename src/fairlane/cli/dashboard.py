@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # an extra
 
 @click.command()
 @app_or_url_options
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True, help="0 picks a free port.")
+@click.option("--host", default="127.0.0.1", help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8080, help="0 picks a free port.")
 @click.option("--token", envvar="FAIRLANE_DASHBOARD_TOKEN", help="Operator token.  [default: generated and printed]")
 @click.option("--viewer-token", envvar="FAIRLANE_DASHBOARD_VIEWER_TOKEN", help="Viewer token: may look, not act.")
 def dashboard(

@@ -23,8 +23,12 @@ from fairlane.task import Call, Task
 @click.command()
 @click.argument("app", metavar="MODULE:APP")
 @click.argument("task")
-@click.option("--args", "args", metavar="JSON", default="[]", help="Positional arguments: a JSON array.")
-@click.option("--kwargs", "kwargs", metavar="JSON", default="{}", help="Arguments by name: a JSON object.")
+@click.option(
+    "--args", "args", metavar="JSON", default="[]", show_default=False, help="Positional arguments: a JSON array."
+)
+@click.option(
+    "--kwargs", "kwargs", metavar="JSON", default="{}", show_default=False, help="Arguments by name: a JSON object."
+)
 @click.option("--queue", help="Another queue than the task's.")
 @click.option("--priority", type=int, help="Another priority than the task's.")
 @click.option("--delay", metavar="DURATION", help="Run it after this delay.")

@@ -24,13 +24,11 @@ from fairlane.worker import WorkerOptions, run_worker
 @click.command()
 @click.argument("forwarder", metavar="MODULE:FORWARDER")
 @click.option("--queues", help="Which queues to dispatch, with weights.  [default: all of the forwarder]")
-@click.option("--concurrency", type=int, default=16, show_default=True, help="Concurrent publishes.")
-@click.option(
-    "--lease", default="30s", show_default=True, help="How long a job that has not begun is held without a heartbeat."
-)
-@click.option("--drain-timeout", default="30s", show_default=True, help="How long publishing may go on after SIGTERM.")
+@click.option("--concurrency", type=int, default=16, help="Concurrent publishes.")
+@click.option("--lease", default="30s", help="How long a job that has not begun is held without a heartbeat.")
+@click.option("--drain-timeout", default="30s", help="How long publishing may go on after SIGTERM.")
 @click.option("--name", help="Display name of this dispatcher.  [default: host:pid]")
-@metrics_options()
+@metrics_options
 @logging_options
 def forward(forwarder: str, queues: str | None, log_level: str, log_format: str, **options: Any) -> None:
     """Run the jobs of an app on Celery, Dramatiq or Taskiq.

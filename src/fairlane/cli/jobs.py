@@ -316,7 +316,6 @@ ON_CONFLICT = click.option(
     "--on-conflict",
     type=click.Choice(["reject", "replace"]),
     default="reject",
-    show_default=True,
     help="If another job holds the unique key: skip the job, or cancel that one if it waits.",
 )
 

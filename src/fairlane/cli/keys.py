@@ -48,10 +48,12 @@ TEXT = ("KEY", "QUEUE", "HELD BY")
 @click.command()
 @click.argument("queue")
 @click.option("--by", metavar="KEYS", help="List these keys: account, or account,region.  [default: the fair key]")
-@click.option("--sort", type=click.Choice(SORTS), default="waiting", show_default=True, help="Most first, or by name.")
-@click.option("--search", default="", metavar="TEXT", help="Only keys whose values contain this text.")
+@click.option("--sort", type=click.Choice(SORTS), default="waiting", help="Most first, or by name.")
+@click.option(
+    "--search", default="", show_default=False, metavar="TEXT", help="Only keys whose values contain this text."
+)
 @click.option("--held", "held_only", is_flag=True, help="Only keys that a limit or a pause of their own holds back.")
-@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, help="Maximum number to list.")
+@click.option("--limit", type=click.IntRange(1, 500), default=50, help="Maximum number to list.")
 @click.option("--after", metavar="CURSOR", help="Continue from the end of an earlier page.")
 @key_option("named", "Show this key; repeat to combine several.")
 @place_options

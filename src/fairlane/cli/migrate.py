@@ -17,7 +17,7 @@ from fairlane.store.scripts import Schema
 @click.command()
 @app_or_url_options
 @click.option("--print", "only_print", is_flag=True, help="Print the SQL that builds the schema and change nothing.")
-@click.option("--after", type=int, default=0, show_default=True, help="With --print: where it starts from.")
+@click.option("--after", type=int, default=0, help="With --print: where it starts from.")
 @click.option("--to", type=int, help="With --print: the last migration.  [default: the newest]")
 @json_option()
 def migrate(app: str | None, url: str | None, only_print: bool, after: int, to: int | None, as_json: bool) -> None:

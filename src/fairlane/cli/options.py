@@ -145,9 +145,7 @@ def filter_options(states: tuple[str, ...] = STATES) -> Decorator[Any]:
 
 
 page_options = options(
-    click.option(
-        "--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="Maximum number to list."
-    ),
+    click.option("--limit", type=click.IntRange(1, 1_000), default=50, help="Maximum number to list."),
     click.option("--after", metavar="CURSOR", help="Continue from the end of an earlier page."),
     place_options,
     json_option(),
@@ -208,7 +206,7 @@ def _moment_of(option: str, given: str, possible: str) -> datetime:
 # Who changes something, why, for how long, and whether in earnest.
 
 who_options = options(
-    click.option("--reason", default="", help="The reason; recorded in the audit log."),
+    click.option("--reason", default="", show_default=False, help="The reason; recorded in the audit log."),
     click.option("--as", "actor", metavar="ACTOR", help="Who acts.  [default: FAIRLANE_ACTOR, else user@host]"),
 )
 change_options = options(
@@ -223,7 +221,7 @@ lasting_options = options(
 )
 action_options = options(
     click.option("--all", "all", is_flag=True, help="All matching jobs, up to --limit."),
-    click.option("--limit", type=click.IntRange(1), default=1_000, show_default=True, help="Maximum number of jobs."),
+    click.option("--limit", type=click.IntRange(1), default=1_000, help="Maximum number of jobs."),
     click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing."),
     click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
     json_option(),

@@ -96,7 +96,7 @@ class Program(click.Group):
 @click.group(
     cls=Program,
     commands=_Imported(),
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
 @click.version_option(package_name="fairlane", message="%(version)s")
 def program() -> None:

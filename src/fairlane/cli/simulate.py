@@ -36,17 +36,15 @@ from fairlane.store.rows import not_among
 @click.option("--workload", metavar="FILE", help="A declared workload, as TOML or JSON.")
 @click.option("--trace", metavar="FILE", help='Jobs as JSON lines: {"at": 0.5, "keys": {…}, "run_time": 0.05}.')
 @click.option("--history", metavar="QUEUE", help="What ran in a queue of --app or --url; its policy, unless named.")
-@click.option("--last", default="1h", show_default=True, help="How far back --history goes.")
-@click.option("--limit", type=click.IntRange(1), default=200_000, show_default=True, help="Jobs of --history, at most.")
-@click.option(
-    "--slots", type=click.IntRange(1), default=100, show_default=True, help="Total number of concurrent jobs."
-)
+@click.option("--last", default="1h", help="How far back --history goes.")
+@click.option("--limit", type=click.IntRange(1), default=200_000, help="Jobs of --history, at most.")
+@click.option("--slots", type=click.IntRange(1), default=100, help="Total number of concurrent jobs.")
 @click.option("--seed", type=int, help="Another seed than the workload's.")
-@click.option("--claim-time", default="4ms", show_default=True, help="How long a claim takes.")
-@click.option("--settle-time", default="4ms", show_default=True, help="How long a settlement takes.")
+@click.option("--claim-time", default="4ms", help="How long a claim takes.")
+@click.option("--settle-time", default="4ms", help="How long a settlement takes.")
 @click.option("--until", metavar="DURATION", help="Stop after this long.  [default: when all is done]")
 @click.option("--by", metavar="KEY[,KEY]", help="Group results by these keys.  [default: the fair key]")
-@click.option("--keys", "shown_keys", type=click.IntRange(0), default=5, show_default=True, help="Keys to list.")
+@click.option("--keys", "shown_keys", type=click.IntRange(0), default=5, help="Keys to list.")
 @json_option("a JSON object, with every key")
 @click.option("--plot", metavar="DIR", help="Write plots into this folder, as SVG.")
 @place_options

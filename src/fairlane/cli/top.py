@@ -41,8 +41,8 @@ IN_A_PIPE = 50
 @click.command()
 @click.argument("queue", required=False, metavar="[QUEUE]")
 @click.option("--by", metavar="KEYS", help="List these keys of the queue.  [default: the fair key]")
-@click.option("--sort", type=click.Choice(list(SORTS.values())), default="waiting", show_default=True)
-@click.option("--every", type=click.FloatRange(0.2, 3_600), default=2.0, show_default=True, help="Seconds.")
+@click.option("--sort", type=click.Choice(list(SORTS.values())), default="waiting")
+@click.option("--every", type=click.FloatRange(0.2, 3_600), default=2.0, help="Seconds.")
 @place_options
 @json_option("a JSON object, once")
 def top(queue: str | None, by: str | None, sort: str, every: float, **given: Any) -> None:

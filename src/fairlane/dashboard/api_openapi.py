@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from fairlane.dashboard.access import ACTOR_HEADER, COOKIE, LONGEST_NAME, Role
-from fairlane.dashboard.api_endpoints import OPERATIONS, Operation
+from fairlane.dashboard.api import OPERATIONS, Operation
 from fairlane.dashboard.api_shapes import ErrorAnswer
 from fairlane.dashboard.refusals import CODES
 from fairlane.policy.keys import NAME

@@ -191,6 +191,8 @@ ChangeSchedule = _body("ChangeSchedule", "Which schedule. It is named here and n
                        "whatever its program chose.", Change, ("name", Name))
 ForceJobs = _body("ForceJobs", "Jobs named one by one: what goes around limits is never chosen by a filter.", Change,
                   ("ids", JobIds))
+Restore = _body("Restore", "Overrides to set again, and the ids of those that came instead.", Change,
+                ("overrides", list[Override]), ("ending", list[str]))
 # fmt: on
 
 

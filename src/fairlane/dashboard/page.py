@@ -1,7 +1,4 @@
-"""What a page is: a path, a template, and one function that looks up what the template shows; and what addresses say.
-
-A new page is a function in `pages/`, a template, and a line of `site.PAGES`.
-"""
+"""What a page is: a path, a template, and the function that looks up what that shows; and what addresses say."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ class Page:
     _: KW_ONLY
     is_live: bool = True
     submit: Submit | None = None
-    """What its form leads to, shown by the same template. It changes nothing either: deeds do that. It ends when the
+    """What its form leads to, shown by the same template. It changes nothing either: actions do that. It ends when the
     visitor goes away. Only for pages that are not live: those are the same for everybody, and a form is somebody's."""
 
     def values_of(self, path: str) -> dict[str, str] | None:

@@ -21,24 +21,30 @@ from starlette.staticfiles import StaticFiles
 
 from fairlane.app import App
 from fairlane.clock import SECOND
-from fairlane.dashboard.access import COOKIE, LONGEST_NAME, SESSION, Access, Authorize, Visitor, visitor_of
-from fairlane.dashboard.api import Api
-from fairlane.dashboard.deeds import deed_routes, safe_path
-from fairlane.dashboard.html import Rendering, address, fingerprint
-from fairlane.dashboard.live import INTERVALS, EventStream, Live, until_gone
-from fairlane.dashboard.page import Ask, Page
-from fairlane.dashboard.pages import jobs, queues, schedules, trials, workers
-from fairlane.dashboard.refusals import Refusal, as_json, refusal_of
-from fairlane.dashboard.security import (
+from fairlane.dashboard.access import (
+    COOKIE,
     HEADERS,
+    LONGEST_NAME,
+    SESSION,
+    Access,
+    Authorize,
     SecurityMiddleware,
+    Visitor,
     address_of,
     answer_to,
     form_of,
     path_of,
     root_of,
+    visitor_of,
     wants_json,
 )
+from fairlane.dashboard.actions import action_routes, safe_path
+from fairlane.dashboard.api import Api
+from fairlane.dashboard.html import Rendering, address, fingerprint
+from fairlane.dashboard.live import INTERVALS, EventStream, Live, until_gone
+from fairlane.dashboard.page import Ask, Page
+from fairlane.dashboard.pages import PAGES
+from fairlane.dashboard.refusals import Refusal, as_json, refusal_of
 from fairlane.errors import FairlaneError
 from fairlane.operations import Operations
 from fairlane.redaction import Audience, Redact, Surface
@@ -80,7 +86,7 @@ def create_dashboard(
             Route("/live", dashboard.follow, methods=["GET"]),
             _scrape_route(app),
             *login_routes(dashboard),
-            *deed_routes(dashboard),
+            *action_routes(dashboard),
             Mount("/api", app=Api(dashboard), name="api"),
             *(
                 Route(page.path, partial(dashboard.show, page), methods=["GET", "POST"] if page.submit else ["GET"])
@@ -236,24 +242,6 @@ class Dashboard:
 
 async def _healthz(request: Request) -> Response:
     return PlainTextResponse("ok\n")
-
-
-# fmt: off
-PAGES: tuple[Page, ...] = (
-    Page("/", "Overview", "overview.html", queues.look_at_overview, "Overview", "o"),
-    Page("/queues", "Queues", "queues.html", queues.look_at_queues, "Queues", "q"),
-    Page("/queues/{queue}", "Queue", "queue.html", queues.look_at_queue, "Queues"),
-    Page("/queues/{queue}/keys", "Keys", "keys.html", queues.look_at_keys, "Queues"),
-    Page("/queues/{queue}/key", "Key", "key.html", queues.look_at_key, "Queues"),
-    Page("/jobs", "Jobs", "jobs.html", jobs.look_at_jobs, "Jobs", "j"),
-    Page("/jobs/{job}", "Job", "job.html", jobs.look_at_job, "Jobs"),
-    Page("/dead", "Dead", "dead.html", jobs.look_at_dead, "Dead", "d"),
-    Page("/schedules", "Schedules", "schedules.html", schedules.look, "Schedules", "s"),
-    Page("/workers", "Workers", "workers.html", workers.look, "Workers", "w"),
-    Page("/audit", "Audit", "audit.html", jobs.look_at_audit, "Audit", "a"),
-    Page("/try", "Try a policy", "try.html", trials.look, "Try", "t", submit=trials.submit, is_live=False),
-)
-# fmt: on
 
 
 T = TypeVar("T")
