@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from rich.text import Text
 from fairlane.cli.database import app_of, existing_store, load_app
 from fairlane.cli.options import json_option, place_options
 from fairlane.cli.output import Progress, columns, show, wrapped
-from fairlane.cli.worker import COLLECT_AFTER
+from fairlane.cli.worker import spare_the_collector
 from fairlane.clock import measured, microseconds
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.operations.trials import Misread, read_policy_text
@@ -65,6 +63,8 @@ def simulate(plot: str | None, shown_keys: int, **options: Any) -> None:
         raise ConfigurationError("which jobs? Give one of --workload FILE, --trace FILE and --history QUEUE")
     policies, jobs = _policies_and_jobs(options)
     by = tuple(filter(None, (options["by"] or "").split(","))) or next(filter(None, map(report_by, policies)), ())
+    # Rows come and go by the thousand and form no cycles: looking for some takes a tenth of a long simulation.
+    spare_the_collector()
     recordings = [_record(each, jobs, options) for each in policies]
     found = [measure(each, by) for each in recordings]
     if plot:
@@ -132,19 +132,8 @@ def _remembered(options: dict[str, Any]) -> tuple[Policy, list[SimulatedJob]]:
     return policy, jobs
 
 
-@contextmanager
-def _fewer_collections() -> Iterator[None]:
-    """Rows come and go by the thousand and form no cycles: looking for some takes a tenth of a long simulation."""
-    young, *older = gc.get_threshold()
-    gc.set_threshold(max(young, COLLECT_AFTER) if young else 0, *older)
-    try:
-        yield
-    finally:
-        gc.set_threshold(young, *older)
-
-
 def _record(policy: Policy, jobs: Iterable[SimulatedJob], options: dict[str, Any]) -> Recording:
-    with Progress("jobs simulated") as progress, _fewer_collections():
+    with Progress("jobs simulated") as progress:
         return record(
             policy,
             jobs,

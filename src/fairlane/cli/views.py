@@ -230,7 +230,8 @@ def _limit(limit: LimitView, width: int) -> list[Text]:
     return lines + wrapped("; ".join(filter(None, remarks)), width, "    ")
 
 
-KEY_SORTS = ("waiting", "running", "ended", "started", "name")
+SORTS = {"w": "waiting", "r": "running", "e": "ended", "s": "started", "n": "name"}
+"""Of keys, and the letters for them in `top`."""
 NARROW = ("KEY", "WAIT", "RUN", "ENDED", "FAIL", "LIMIT", "WAITED", "TIME", "HELD BY")
 # fmt: off
 WIDE = (
@@ -245,7 +246,7 @@ TEXT = ("KEY", "QUEUE", "HELD BY")
 @click.command()
 @click.argument("queue")
 @click.option("--by", metavar="KEYS", help="List these keys: account, or account,region.  [default: the fair key]")
-@click.option("--sort", type=click.Choice(KEY_SORTS), default="waiting", help="Most first, or by name.")
+@click.option("--sort", type=click.Choice(list(SORTS.values())), default="waiting", help="Most first, or by name.")
 @click.option(
     "--search", default="", show_default=False, metavar="TEXT", help="Only keys whose values contain this text."
 )
@@ -374,7 +375,6 @@ def _jobs(jobs: Sequence[NextJob], now: datetime, width: int) -> list[Text]:
     return columns(headings, rows, width, flexible=("TASK", "KEYS"), right=("PRIO", "TRIES", "AGE"))
 
 
-SORTS = {"w": "waiting", "r": "running", "e": "ended", "s": "started", "n": "name"}
 HELP = "w waiting  r running  e ended  s started  n name  q quit"
 AROUND = 4
 """Lines of the screen that are not keys: two above the headings and them, and one below."""

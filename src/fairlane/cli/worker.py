@@ -127,7 +127,7 @@ def worker(
     # Checked here even when other processes run the jobs: a mistake is reported once, and not by each of them.
     loaded = load_app(app)
     if mate is not None and black_box is not None:
-        _spare_the_collector()
+        spare_the_collector()
         of_mate = WorkerOptions(concurrency=given["concurrency"], name=name, traces=traces)
         run_mate(loaded, of_mate, mate, black_box)
         return
@@ -148,7 +148,7 @@ def worker(
         # A record for each line: it must survive whatever formats the log.
         for line, fields in _banner(app, loaded, chosen.serving(own), processes):
             logging.getLogger("fairlane.worker").info("%s", line, extra=fields)
-    _spare_the_collector()
+    spare_the_collector()
     raise SystemExit(run_worker(loaded, chosen))
 
 
@@ -162,7 +162,7 @@ def end_well_when_stopped_early() -> None:
         signal.signal(number, leave)
 
 
-def _spare_the_collector() -> None:
+def spare_the_collector() -> None:
     """This process is ours: let Python's collector look less often, and never at what was loaded to stay."""
     gc.collect()
     gc.freeze()

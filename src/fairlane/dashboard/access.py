@@ -419,25 +419,21 @@ class SecurityMiddleware:
 
     def _stranger(self, request: Request) -> Exception:
         path, login_url = path_of(request), self._access.login_url
+        query = f"?{request.url.query}" if request.url.query else ""
         is_program = wants_json(request)
         # A browser shows people whatever page they are sent to.
         looks = request.method in SAFE and not is_program and "text/html" in request.headers.get("accept", "")
         if login_url is not None and looks:
             # A path of this site, however it was written: two slashes at its beginning would name another one.
-            asked = _with_query("/" + quote(str(request.scope["path"])).lstrip("/"), request)
-            return _Instead(
-                RedirectResponse(f"{login_url}{'&' if '?' in login_url else '?'}{urlencode({'next': asked})}", 303)
-            )
+            asked = f"/{quote(str(request.scope['path'])).lstrip('/')}{query}"
+            separator = "&" if "?" in login_url else "?"
+            return _Instead(RedirectResponse(f"{login_url}{separator}{urlencode({'next': asked})}", 303))
         if self._access.authorize is not None or is_program:
             why = "log in, or send the token as Authorization: Bearer"
             return Refusal(401, "unauthorized", why, headers={"WWW-Authenticate": "Bearer"})
-        asked = _with_query(path, request)
+        asked = f"{path}{query}"
         then = f"?{urlencode({'next': asked})}" if asked not in ("", "/") else ""
         return _Instead(RedirectResponse(f"{root_of(request)}/login{then}", 303))
-
-
-def _with_query(path: str, request: Request) -> str:
-    return f"{path}?{request.url.query}" if request.url.query else path
 
 
 class _Instead(Exception):

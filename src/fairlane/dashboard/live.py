@@ -54,41 +54,36 @@ class Live:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.renders = 0
-        self.streams = 0
-        self._of_viewers = 0
-        self._of_one: Counter[str] = Counter()
+        self.open: Counter[tuple[str, bool]] = Counter()
+        """Streams of each visitor, and whether they may act."""
         self._shared: dict[tuple[object, ...], _Shared] = {}
         self.stopped = asyncio.Event()
         """Every stream ends: whoever serves them wants to stop."""
 
+    @property
+    def streams(self) -> int:
+        return self.open.total()
+
     def refusal(self, visitor: Visitor) -> tuple[int, str] | None:
         """Why this visitor gets no stream now, with a status; `None`: they get one."""
-        if self._of_one[_viewer(visitor)] >= MOST_OF_ONE:
+        if self.open[_key(visitor)] >= MOST_OF_ONE:
             return 429, f"{MOST_OF_ONE} pages are open in this session; close some"
-        most = MOST_STREAMS if visitor.may_act else MOST_OF_VIEWERS
-        if self.streams >= MOST_STREAMS or (not visitor.may_act and self._of_viewers >= most):
+        of_viewers = sum(count for (_, may_act), count in self.open.items() if not may_act)
+        if self.streams >= MOST_STREAMS or (not visitor.may_act and of_viewers >= MOST_OF_VIEWERS):
             return 503, "too many pages are open; try again shortly"
         return None
-
-    def stop(self) -> None:
-        self.stopped.set()
 
     @contextmanager
     def looking(self, key: tuple[object, ...], visitor: Visitor) -> Iterator[None]:
         """Count somebody who looks at a page, for as long as they do."""
-        viewer, is_viewer = _viewer(visitor), not visitor.may_act
         shared = self._shared.setdefault(key, _Shared())
-        self.streams += 1
-        self._of_viewers += is_viewer
-        self._of_one[viewer] += 1
+        self.open[_key(visitor)] += 1
         shared.lookers += 1
         try:
             yield
         finally:
-            self.streams -= 1
-            self._of_viewers -= is_viewer
-            self._of_one[viewer] -= 1
-            self._of_one += Counter()  # forgets those who have none left
+            self.open[_key(visitor)] -= 1
+            self.open += Counter()  # forgets those who have none left
             shared.lookers -= 1
             if not shared.lookers:
                 del self._shared[key]
@@ -98,14 +93,15 @@ class Live:
         shared = self._shared[key]
         if shared.making is None or shared.tick != tick:
             shared.tick = tick
-            shared.making = asyncio.create_task(self._make(render))
+            self.renders += 1
+            shared.making = asyncio.create_task(_fingerprinted(render))
         # Whoever goes away meanwhile does not take it away from the others.
         return await asyncio.shield(shared.making)
 
-    async def _make(self, render: Render) -> tuple[str, str]:
-        self.renders += 1
-        html = await render()
-        return html, fingerprint(html)
+
+async def _fingerprinted(render: Render) -> tuple[str, str]:
+    html = await render()
+    return html, fingerprint(html)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -179,9 +175,9 @@ class EventStream:
         return event
 
 
-def _viewer(visitor: Visitor) -> str:
+def _key(visitor: Visitor) -> tuple[str, bool]:
     # A program may say any name; its token it cannot choose.
-    return visitor.session or f"token of a {visitor.role}"
+    return visitor.session or f"token of a {visitor.role}", visitor.may_act
 
 
 async def until_gone(receive: Receive) -> None:

@@ -54,6 +54,8 @@ log = logging.getLogger("fairlane.dashboard")
 
 LONGEST_QUERY = 4_000
 RETRY_AFTER = 5
+NAMED_KEYS = 20
+CLIENT_GONE = 499
 
 
 def create_dashboard(
@@ -77,14 +79,15 @@ def create_dashboard(
     access = Access(
         app.clock, operations, token=token, viewer_token=viewer_token, authorize=authorize, login_url=login_url
     )
-    dashboard = Dashboard(app, operations, access, Rendering(), Live(app.clock), redact)
+    fleet = Fleet(app.operations.metrics, app.telemetry.failures, NAMED_KEYS)
+    dashboard = Dashboard(app, operations, access, Rendering(), Live(app.clock), fleet, redact)
     built = Starlette(
         routes=[
             Mount("/static", StaticFiles(packages=[("fairlane.dashboard", "static")]), name="static"),
-            Route("/healthz", _healthz, methods=["GET"]),
+            Route("/healthz", PlainTextResponse("ok\n"), methods=["GET"]),
             Route("/readyz", dashboard.readyz, methods=["GET"]),
             Route("/live", dashboard.follow, methods=["GET"]),
-            _scrape_route(app),
+            Route("/metrics", dashboard.metrics, methods=["GET"]),
             *login_routes(dashboard),
             *action_routes(dashboard),
             Mount("/api", app=Api(dashboard), name="api"),
@@ -109,6 +112,8 @@ class Dashboard:
     access: Access
     rendering: Rendering
     live: Live
+    fleet: Fleet
+    """What scrapers get. However many scrape, the database is asked at most every ten seconds."""
     redact: Redact | None = None
 
     def frame(self, request: Request) -> dict[str, Any]:
@@ -160,10 +165,10 @@ class Dashboard:
             now=await self.operations.now(),
         )
 
-    def _around(self, page: Page, ask: Ask, looked: dict[str, Any]) -> dict[str, Any]:
-        """What every template is given, and what this page shows: the same for everybody with the same role."""
-        shown = {"title": page.title, "root": ask.root, "url": partial(address, ask.root)}
-        return {**shown, "may_act": ask.role.may_act, "now": ask.now, "here": ask.here, **looked}
+    def _main(self, page: Page, ask: Ask, shown: dict[str, Any]) -> str:
+        """The main part of a page: the same for everybody with the same role."""
+        around = {"root": ask.root, "url": partial(address, ask.root), "may_act": ask.role.may_act}
+        return self.rendering.part(page.template, {**around, "now": ask.now, "here": ask.here, **shown})
 
     async def show(self, page: Page, request: Request) -> Response:
         """A page, or what its form leads to."""
@@ -173,13 +178,13 @@ class Dashboard:
         ask = await self._ask(request, path_of(request), values, request.query_params)
         frame = {**self.frame(request), "nav": page.nav, "now": ask.now}
         if request.method == "POST" and page.submit is not None:
-            looked = await _unless_gone(request, page.submit(ask, form_of(request, await request.body())))
+            shown = await _unless_gone(request, page.submit(ask, form_of(request, await request.body())))
         else:
-            looked = await page.look(ask)
+            shown = await page.look(ask)
+        # What is of this visitor alone; `look` shows everybody the same.
         own = {} if page.submit is None else {"csrf": frame["csrf"]}
-        shown = self._around(page, ask, looked) | own
-        main = self.rendering.part(page.template, shown)
-        frame |= {"title": shown["title"], "live": fingerprint(main) if page.is_live else None}
+        main = self._main(page, ask, shown | own)
+        frame |= {"title": shown.get("title", page.title), "live": fingerprint(main) if page.is_live else None}
         return HTMLResponse(self.rendering.whole(main, frame))
 
     async def follow(self, request: Request) -> Any:
@@ -192,20 +197,19 @@ class Dashboard:
         every = request.query_params.get("every", "5")
         if every not in map(str, INTERVALS) or len(request.url.query) > LONGEST_QUERY:
             raise HTTPException(400, f"every: one of {', '.join(map(str, INTERVALS))}")
-        pages = ((page, page.values_of(wanted.path)) for page in PAGES if page.is_live)
-        found = next(((page, values) for page, values in pages if values is not None), None)
-        if found is None:
+        page = next((page for page in PAGES if page.is_live and page.values_of(wanted.path) is not None), None)
+        if page is None:
             raise HTTPException(404, "there is no such page")
         if (refusal := self.live.refusal(visitor)) is not None:
             raise HTTPException(*refusal, headers={"Retry-After": str(RETRY_AFTER)})
-        (page, values), query = found, QueryParams(wanted.query)
+        query = QueryParams(wanted.query)
 
         # A page is rendered once for all with the same role, unless what they may see depends on who they are.
         shown_to = None if self.operations_for(visitor, Surface.DASHBOARD).redactor is None else visitor.name
 
         async def render() -> str:
-            ask = await self._ask(request, wanted.path, values, query)
-            return self.rendering.part(page.template, self._around(page, ask, await page.look(ask)))
+            ask = await self._ask(request, wanted.path, page.values_of(wanted.path) or {}, query)
+            return self._main(page, ask, await page.look(ask))
 
         return EventStream(
             live=self.live,
@@ -216,6 +220,9 @@ class Dashboard:
             visitor=visitor,
             is_over=lambda: self.access.has_left(request, visitor),
         )
+
+    async def metrics(self, request: Request) -> Response:
+        return PlainTextResponse(await self.fleet.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def readyz(self, request: Request) -> Response:
         """Whether the database answers. Why it does not is told to those who are let in, and to the log."""
@@ -240,12 +247,7 @@ class Dashboard:
         return answer
 
 
-async def _healthz(request: Request) -> Response:
-    return PlainTextResponse("ok\n")
-
-
 T = TypeVar("T")
-CLIENT_GONE = 499
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -260,19 +262,6 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     finally:
         gone.cancel()
         working.cancel()
-
-
-NAMED_KEYS = 20
-
-
-def _scrape_route(app: App) -> Route:
-    """However many scrape, the database is asked at most every ten seconds."""
-    fleet = Fleet(app.operations.metrics, app.telemetry.failures, NAMED_KEYS)
-
-    async def tell_metrics(request: Request) -> Response:
-        return PlainTextResponse(await fleet.text(), headers={"Content-Type": CONTENT_TYPE})
-
-    return Route("/metrics", tell_metrics, methods=["GET"])
 
 
 def login_routes(dashboard: Dashboard) -> list[Route]:
