@@ -277,11 +277,13 @@ def hint_lines(hints: Iterable[Hint], width: int) -> list[Text]:
     lines: list[Text] = []
     for hint in hints:
         kind = str(hint.kind)
-        told = wrapped(hint.words, width, f"  {kind:<7} ", " " * 10)
-        told[0].stylize(HINT_STYLES[kind], 2, 2 + len(kind))
+        words = wrapped(hint.words, width, f"  {kind:<7} ", " " * 10)
+        words[0].stylize(HINT_STYLES[kind], 2, 2 + len(kind))
         # The knob stays on one line, however long, where it is a command: it can be copied as it stands.
         is_command = hint.knob.startswith("fairlane ")
-        lines += told + wrapped(f"→ {with_app(hint.knob)}", LONGEST if is_command else width, " " * 10, " " * 12, "dim")
+        lines += words + wrapped(
+            f"→ {with_app(hint.knob)}", LONGEST if is_command else width, " " * 10, " " * 12, "dim"
+        )
     return lines
 
 

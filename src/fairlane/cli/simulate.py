@@ -50,7 +50,7 @@ def simulate(plot: str | None, shown_keys: int, **options: Any) -> None:
     """Try a policy, or two, on a virtual clock.
 
     Runs the plan that real claims use over a declared workload, a trace, or what a queue has just been through, and
-    tells waits, shares, fairness and how far limits were used. Touches no queue.
+    reports waits, shares, fairness and how far limits were used. Touches no queue.
 
     \b
     Example:

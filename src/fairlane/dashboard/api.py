@@ -59,7 +59,7 @@ LOOKS = 3
 DAY = 86_400 * SECOND
 LONGEST_TIME = 3_660 * DAY
 SHOWN_KEYS = 100
-"""Keys of a simulation that are told one by one."""
+"""Keys of a simulation that are listed one by one."""
 SPANS = ("enqueued_since", "enqueued_until", "finished_since", "finished_until")
 
 

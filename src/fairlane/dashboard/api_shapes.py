@@ -232,7 +232,7 @@ class Simulate(Sent, kw_only=True):
     until: Duration | None = None
     """Stop after this long."""
     by: Annotated[list[Name], Meta(max_length=20)] = []
-    """What tells the keys of the answer apart; by default, what takes turns."""
+    """Group the keys of the answer by these; by default, by what takes turns."""
 
 
 # Answers.

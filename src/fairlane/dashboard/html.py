@@ -105,7 +105,7 @@ def lasting(microseconds: float | None) -> str:
 
 
 def ago(at: Instant | datetime | None) -> Markup:
-    """A moment that the browser tells as "5 s ago" and keeps up to date: what was sent is still true by then."""
+    """A moment that the browser shows as "5 s ago" and keeps up to date: what was sent is still true by then."""
     if at is None:
         return Markup("–")
     return Markup('<time class="ago" datetime="{}" title="{} UTC">{}</time>').format(iso(at), clock(at), clock(at))
@@ -154,7 +154,7 @@ def key_text(keys: Mapping[str, str | None]) -> str:
 
 
 CALM = ("series-1", "series-4", "series-3", "soft")
-"""Of series that tell of no fault: none is red."""
+"""Of series that are no faults: none is red."""
 HOUR = 3_600
 
 

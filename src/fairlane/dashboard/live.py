@@ -156,7 +156,7 @@ class EventStream:
         return not any(each.done() for each in ends)
 
     async def _news(self) -> bytes | None:
-        """The event to send, empty if there is nothing to tell; `None`: the session has ended."""
+        """The event to send, empty if there is nothing new; `None`: the session has ended."""
         now = self.live.clock.now()
         try:
             html, version = await self.live.rendered((*self.key, self.every), now // (self.every * SECOND), self.render)

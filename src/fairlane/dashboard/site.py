@@ -72,7 +72,7 @@ def create_dashboard(
 
     It is closed by default. People log in with `token` (role operator) or `viewer_token`; or `authorize(request)`,
     async or not, says who somebody is (a `Visitor`), and `None` keeps them out: a person is sent to `login_url` of your
-    own, a program is told 401. `redact(value, disclosure)` returns what may be seen of a call, a result or an error;
+    own, a program gets a 401. `redact(value, disclosure)` returns what may be seen of a call, a result or an error;
     it is asked after the app's own.
     """
     operations = operations or app.operations
@@ -225,7 +225,7 @@ class Dashboard:
         return PlainTextResponse(await self.fleet.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def readyz(self, request: Request) -> Response:
-        """Whether the database answers. Why it does not is told to those who are let in, and to the log."""
+        """Whether the database answers. The log says why it does not."""
         try:
             await self.operations.now()
         except Exception as error:
