@@ -295,17 +295,11 @@ def _private(path: str, flags: int) -> int:
 
 def _cell(value: Any) -> Any:
     """A value as a cell has it: what is not text or a number as JSON, and no formula."""
-    match value:
-        case None:
-            return ""
-        case bool():
-            return str(value).lower()
-        case int() | float():
-            return value
-        case str():
-            text = value
-        case _:
-            text = json.dumps(value, ensure_ascii=False)
+    if value is None or isinstance(value, bool):
+        return "" if value is None else str(value).lower()
+    if isinstance(value, int | float):
+        return value
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return one_line(f"'{text}" if text.startswith(FORMULA) else text)
 
 

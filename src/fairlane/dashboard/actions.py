@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -50,14 +50,6 @@ Fields = Mapping[str, str]
 """Everything of a form that is not ours."""
 
 
-class Intent(TypedDict):
-    """Who acts and why, and whether in earnest."""
-
-    actor: str
-    reason: str
-    dry_run: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Action:
     """Something that an operator can do."""
@@ -95,8 +87,8 @@ class Action:
         """It can be given an end, and is asked for one."""
         return "expires_in" in self.body.__struct_fields__
 
-    async def carry_out(self, operations: Operations, fields: Fields, intent: Intent) -> Outcome:
-        """Do it as a form says, or say what would be done."""
+    async def carry_out(self, operations: Operations, fields: Fields, **intent: Any) -> Outcome:
+        """Do it as a form says, or with `dry_run` say what would be done."""
         given = {name: OPTIONS[name](fields) for name in self.body.__struct_fields__ if name in OPTIONS}
         method = attrgetter(self.method)(operations)
         match self.noun:
@@ -264,8 +256,8 @@ def action_routes(dashboard: Dashboard) -> list[Route]:
         if len(reason) > LONGEST_REASON:
             raise HTTPException(400, f"the reason: at most {LONGEST_REASON} characters")
         fields = {name: value for name, value in given.items() if name not in OWN_FIELDS}
-        intent = Intent(actor=visitor.name, reason=reason, dry_run=dry_run)
-        outcome = await action.carry_out(dashboard.operations, fields, intent)
+        intent = {"actor": visitor.name, "reason": reason, "dry_run": dry_run}
+        outcome = await action.carry_out(dashboard.operations, fields, **intent)
         back = safe_path(given.get("back"))
         shown = {"action": action, "outcome": outcome, "fields": fields, "reason": reason, "back": back}
         return dashboard.answer(request, "confirm.html" if dry_run else "done.html", action.title, shown)

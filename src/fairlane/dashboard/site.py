@@ -40,7 +40,7 @@ from fairlane.dashboard.access import (
 )
 from fairlane.dashboard.actions import action_routes, safe_path
 from fairlane.dashboard.api import Api
-from fairlane.dashboard.html import Rendering, address, fingerprint
+from fairlane.dashboard.html import address, fingerprint, rendered, whole_page
 from fairlane.dashboard.live import INTERVALS, EventStream, Live, until_gone
 from fairlane.dashboard.page import Ask, Page
 from fairlane.dashboard.pages import PAGES
@@ -80,7 +80,7 @@ def create_dashboard(
         app.clock, operations, token=token, viewer_token=viewer_token, authorize=authorize, login_url=login_url
     )
     fleet = Fleet(app.operations.metrics, app.telemetry.failures, NAMED_KEYS)
-    dashboard = Dashboard(app, operations, access, Rendering(), Live(app.clock), fleet, redact)
+    dashboard = Dashboard(app, operations, access, Live(app.clock), fleet, redact)
     built = Starlette(
         routes=[
             Mount("/static", StaticFiles(packages=[("fairlane.dashboard", "static")]), name="static"),
@@ -110,7 +110,6 @@ class Dashboard:
     app: App
     operations: Operations
     access: Access
-    rendering: Rendering
     live: Live
     fleet: Fleet
     """What scrapers get. However many scrape, the database is asked at most every ten seconds."""
@@ -137,8 +136,8 @@ class Dashboard:
     def answer(self, request: Request, template: str, title: str, shown: dict[str, Any], status: int = 200) -> Response:
         """A page that is for this visitor only, and is not followed."""
         frame = {**self.frame(request), "title": title}
-        main = self.rendering.part(template, {**frame, **shown})
-        return HTMLResponse(self.rendering.whole(main, frame), status)
+        main = rendered(template, {**frame, **shown})
+        return HTMLResponse(whole_page(main, frame), status)
 
     def unavailable(self, request: Request) -> Response:
         """The answer while the database cannot say whether a session has ended: the visitor may be anybody."""
@@ -147,7 +146,7 @@ class Dashboard:
             why = "the database does not answer; try again shortly"
             return as_json(Refusal(503, "unavailable", why, headers=again))
         shown = {"root": root_of(request)}
-        return HTMLResponse(self.rendering.part("unavailable.html", shown), 503, headers=again)
+        return HTMLResponse(rendered("unavailable.html", shown), 503, headers=again)
 
     def operations_for(self, visitor: Visitor, surface: Surface) -> Operations:
         """What a visitor sees and does: of jobs, what the app's `redact` and the dashboard's let them see."""
@@ -168,7 +167,7 @@ class Dashboard:
     def _main(self, page: Page, ask: Ask, shown: dict[str, Any]) -> str:
         """The main part of a page: the same for everybody with the same role."""
         around = {"root": ask.root, "url": partial(address, ask.root), "may_act": ask.role.may_act}
-        return self.rendering.part(page.template, {**around, "now": ask.now, "here": ask.here, **shown})
+        return rendered(page.template, {**around, "now": ask.now, "here": ask.here, **shown})
 
     async def show(self, page: Page, request: Request) -> Response:
         """A page, or what its form leads to."""
@@ -185,7 +184,7 @@ class Dashboard:
         own = {} if page.submit is None else {"csrf": frame["csrf"]}
         main = self._main(page, ask, shown | own)
         frame |= {"title": shown.get("title", page.title), "live": fingerprint(main) if page.is_live else None}
-        return HTMLResponse(self.rendering.whole(main, frame))
+        return HTMLResponse(whole_page(main, frame))
 
     async def follow(self, request: Request) -> Any:
         """The main part of a page, whenever it has changed."""
@@ -270,7 +269,7 @@ def login_routes(dashboard: Dashboard) -> list[Route]:
 
     def form(request: Request, status: int = 200, problem: str = "", name: str = "", then: str = "/") -> HTMLResponse:
         shown = {"root": root_of(request), "problem": problem, "name": name, "next": then}
-        return HTMLResponse(dashboard.rendering.part("login.html", shown), status)
+        return HTMLResponse(rendered("login.html", shown), status)
 
     async def ask(request: Request) -> Response:
         return form(request, then=safe_path(request.query_params.get("next")))
