@@ -16,6 +16,7 @@ from fairlane.cli.output import Progress, columns, show, wrapped
 from fairlane.cli.worker import spare_the_collector
 from fairlane.clock import measured, microseconds
 from fairlane.errors import ConfigurationError, UnknownQueue
+from fairlane.operations.requests import in_force
 from fairlane.operations.trials import Misread, read_policy_text
 from fairlane.policy.policy import Policy
 from fairlane.simulation.measures import Group, Simulation, measure, report_by, timeline
@@ -23,8 +24,6 @@ from fairlane.simulation.plots import plot_simulations, plot_timeline
 from fairlane.simulation.replay import read_history, record
 from fairlane.simulation.run import Recording, SimulatedJob
 from fairlane.simulation.workload import Workload, read_trace
-from fairlane.store import records
-from fairlane.store.rows import not_among
 
 
 @click.command()
@@ -78,22 +77,20 @@ def simulate(plot: str | None, shown_keys: int, **options: Any) -> None:
 
 
 def _policies_and_jobs(options: dict[str, Any]) -> tuple[list[Policy], list[SimulatedJob]]:
-    policy = read_policy("--policy", options["policy_file"]) if options["policy_file"] else None
-    against = [read_policy("--against", options["against"])] if options["against"] else []
-    if options["history"]:
-        stored, jobs = _remembered(options)
-        return [policy or _declared(options, required=False) or stored, *against], jobs
-    policy = policy or _declared(options, required=True)
-    return [*filter(None, [policy]), *against], _foreseen(options)
+    stored, jobs = _remembered(options) if options["history"] else (None, _foreseen(options))
+    if options["policy_file"]:
+        policy = read_policy("--policy", options["policy_file"])
+    elif stored is None or options["queue"]:
+        policy = _declared(options["app"], options["queue"])
+    else:
+        policy = stored
+    return [policy, *([read_policy("--against", options["against"])] if options["against"] else [])], jobs
 
 
-def _declared(options: dict[str, Any], *, required: bool) -> Policy | None:
+def _declared(place: str | None, name: str | None) -> Policy:
     """What the app declares for the queue that was named, or for the only one it has."""
-    place, name = options["app"], options["queue"]
-    if not place and (required or name):
+    if not place:
         raise ConfigurationError("which policy? Give --policy FILE, or --app module:app with --queue NAME")
-    if not place or (not required and not name):
-        return None
     queues = load_app(place).queues
     if name is None and len(queues) == 1:
         name = next(iter(queues))
@@ -112,37 +109,27 @@ def _foreseen(options: dict[str, Any]) -> list[SimulatedJob]:
 
 def _remembered(options: dict[str, Any]) -> tuple[Policy, list[SimulatedJob]]:
     """The policy in force for a queue, and what ran there."""
-    queue, last = options["history"], microseconds(options["last"])
+    queue, last, limit = options["history"], microseconds(options["last"]), options["limit"]
 
-    async def look() -> tuple[Policy, list[SimulatedJob]]:
+    async def read() -> tuple[Policy, list[SimulatedJob]]:
         async with existing_store(app_of(options["app"], options["url"])) as store:
-            declared = await store.policy(queue)
-            if declared is None:
-                raise not_among(queue, await store.run(records.queues()))
+            policy = (await in_force(store, queue)).policy
             with Progress("jobs read") as progress:
                 now = await store.now()
-                jobs = await read_history(store, queue, now, last, limit=options["limit"], on_progress=progress)
-            return declared.policy, jobs
+                return policy, await read_history(store, queue, now, last, limit=limit, on_progress=progress)
 
-    policy, jobs = asyncio.run(look())
+    policy, jobs = asyncio.run(read())
     if not jobs:
         raise ConfigurationError(f"no job of queue {queue!r} ended within the last {options['last']}; give --last")
-    if len(jobs) >= options["limit"]:
+    if len(jobs) >= limit:
         click.echo(f"the newest {len(jobs):,} jobs were read and there may be more; raise --limit", err=True)
     return policy, jobs
 
 
 def _record(policy: Policy, jobs: Iterable[SimulatedJob], options: dict[str, Any]) -> Recording:
+    how = {name: options[name] for name in ("slots", "claim_time", "settle_time", "until")}
     with Progress("jobs simulated") as progress:
-        return record(
-            policy,
-            jobs,
-            slots=options["slots"],
-            claim_time=options["claim_time"],
-            settle_time=options["settle_time"],
-            until=options["until"],
-            on_progress=progress,
-        )
+        return record(policy, jobs, **how, on_progress=progress)
 
 
 LETTERS = "AB"
