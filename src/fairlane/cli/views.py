@@ -7,7 +7,7 @@ import os
 import sys
 import termios
 import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -69,9 +69,7 @@ from fairlane.operations.views import (
 from fairlane.policy.keys import key_words
 from fairlane.policy.partitions import whole_of
 
-QUEUE_COLUMNS = ("QUEUE", "STATUS", "READY", "HELD", "RUN", "SCHED", "DEAD", "OLDEST", "/MIN", "FAIL")
 OF_A_DAY = ("24H", "FAIL 24H")
-QUEUE_NUMBERS = (*QUEUE_COLUMNS[2:], *OF_A_DAY)
 QUEUES_WIDE = 100
 STATUS_STYLES = {
     "idle": "dim",
@@ -139,9 +137,9 @@ def _totals(totals: Totals, width: int) -> list[Text]:
 def draw_queues(queues: list[QueueView], width: int) -> list[Text]:
     """A line for each queue; under it, where something waits, its status in a sentence and who holds what back."""
     is_wide = width >= QUEUES_WIDE
-    headings = (*QUEUE_COLUMNS, *OF_A_DAY) if is_wide else QUEUE_COLUMNS
-    cells = [_queue_row(each)[: len(headings)] for each in queues]
-    head, *rows = columns(headings, cells, width, flexible=("QUEUE",), right=QUEUE_NUMBERS)
+    headings = [heading for heading in QUEUE_COLUMNS if is_wide or heading not in OF_A_DAY]
+    cells = [[QUEUE_COLUMNS[heading](each) for heading in headings] for each in queues]
+    head, *rows = columns(headings, cells, width, flexible=("QUEUE",), right=headings[2:])
     lines = [head]
     for row, each in zip(rows, queues, strict=True):
         lines.append(row)
@@ -155,21 +153,20 @@ def draw_queues(queues: list[QueueView], width: int) -> list[Text]:
     return lines
 
 
-def _queue_row(view: QueueView) -> tuple[str | Text, ...]:
-    return (
-        view.queue,
-        Text(str(view.status), STATUS_STYLES[str(view.status)]),
-        number(view.ready),
-        number(view.held_jobs),
-        number(view.running),
-        counted(view.scheduled),
-        counted(view.dead),
-        wait(view.oldest_wait),
-        per_minute(view.started_per_minute),
-        per_minute(view.failed_per_minute),
-        number(view.ended),
-        number(view.failed),
-    )
+QUEUE_COLUMNS: Mapping[str, Callable[[QueueView], str | Text]] = {
+    "QUEUE": lambda view: view.queue,
+    "STATUS": lambda view: Text(str(view.status), STATUS_STYLES[str(view.status)]),
+    "READY": lambda view: number(view.ready),
+    "HELD": lambda view: number(view.held_jobs),
+    "RUN": lambda view: number(view.running),
+    "SCHED": lambda view: counted(view.scheduled),
+    "DEAD": lambda view: counted(view.dead),
+    "OLDEST": lambda view: wait(view.oldest_wait),
+    "/MIN": lambda view: per_minute(view.started_per_minute),
+    "FAIL": lambda view: per_minute(view.failed_per_minute),
+    "24H": lambda view: number(view.ended),
+    "FAIL 24H": lambda view: number(view.failed),
+}
 
 
 @click.command()
@@ -232,13 +229,7 @@ def _limit(limit: LimitView, width: int) -> list[Text]:
 
 SORTS = {"w": "waiting", "r": "running", "e": "ended", "s": "started", "n": "name"}
 """Of keys, and the letters for them in `top`."""
-NARROW = ("KEY", "WAIT", "RUN", "ENDED", "FAIL", "LIMIT", "WAITED", "TIME", "HELD BY")
-# fmt: off
-WIDE = (
-    "KEY", "WAIT", "SCHED", "RUN", "ENDED", "FAIL", "LIMIT", "WAITED", "TIME", "SHARE", "WEIGHT", "ARRIVED", "STARTED",
-    "HELD BY",
-)
-# fmt: on
+ONLY_WIDE = ("SCHED", "SHARE", "WEIGHT", "ARRIVED", "STARTED")
 KEYS_WIDE = 110
 TEXT = ("KEY", "QUEUE", "HELD BY")
 
@@ -302,37 +293,38 @@ def _nothing(page: KeyList) -> str:
 
 def draw_keys(views: Sequence[KeyView], now: datetime, width: int, *, with_queue: bool = False) -> list[Text]:
     """A line for each key, with as much as fits."""
-    shown = WIDE if width >= KEYS_WIDE else NARROW
-    headings = ("QUEUE", *shown) if with_queue else shown
-    rows = [tuple(cells[heading] for heading in headings) for cells in (_cells(each, now) for each in views)]
-    right = tuple(heading for heading in headings if heading not in TEXT)
+    headings = [
+        heading
+        for heading in KEY_COLUMNS
+        if (width >= KEYS_WIDE or heading not in ONLY_WIDE) and (with_queue or heading != "QUEUE")
+    ]
+    rows = [[KEY_COLUMNS[heading](each, now) for heading in headings] for each in views]
+    right = [heading for heading in headings if heading not in TEXT]
     return columns(headings, rows, width, flexible=TEXT, right=right)
 
 
-def _cells(view: KeyView, now: datetime) -> dict[str, str]:
+KEY_COLUMNS: Mapping[str, Callable[[KeyView, datetime], str]] = {
+    "QUEUE": lambda view, now: whole_of(view.queue),
+    "KEY": lambda view, now: ", ".join("None" if value is None else value for value in view.keys.values()),
+    "WAIT": lambda view, now: number(view.waiting),
+    "SCHED": lambda view, now: counted(view.scheduled),
+    "RUN": lambda view, now: number(view.running),
+    "ENDED": lambda view, now: number(view.ended),
+    "FAIL": lambda view, now: number(view.failed),
+    "LIMIT": lambda view, now: _fullest(view),
+    "WAITED": lambda view, now: wait(view.mean_wait),
+    "TIME": lambda view, now: run_time(view.run_time),
+    "SHARE": lambda view, now: "" if view.share is None else f"{view.share:.0%}",
+    "WEIGHT": lambda view, now: "" if view.weight is None else f"{view.weight:g}",
+    "ARRIVED": lambda view, now: ago(view.last_arrived_at, now),
+    "STARTED": lambda view, now: ago(view.last_started_at, now),
+    "HELD BY": lambda view, now: "a pause" if view.is_paused else ", ".join(view.held_by),
+}
+
+
+def _fullest(view: KeyView) -> str:
     fullest = max(view.gauges, key=lambda gauge: gauge.saturation, default=None)
-    return {
-        "KEY": values_of(view),
-        "QUEUE": whole_of(view.queue),
-        "WAIT": number(view.waiting),
-        "SCHED": counted(view.scheduled),
-        "RUN": number(view.running),
-        "ENDED": number(view.ended),
-        "FAIL": number(view.failed),
-        "LIMIT": "" if fullest is None else f"{fullest.used:.4g}/{fullest.bound:.4g}",
-        "WAITED": wait(view.mean_wait),
-        "TIME": run_time(view.run_time),
-        "SHARE": "" if view.share is None else f"{view.share:.0%}",
-        "WEIGHT": "" if view.weight is None else f"{view.weight:g}",
-        "ARRIVED": ago(view.last_arrived_at, now),
-        "STARTED": ago(view.last_started_at, now),
-        "HELD BY": "a pause" if view.is_paused else ", ".join(view.held_by),
-    }
-
-
-def values_of(view: KeyView) -> str:
-    """`acme`, or `acme, eu` where several keys are one scope."""
-    return ", ".join("None" if value is None else value for value in view.keys.values())
+    return "" if fullest is None else f"{fullest.used:.4g}/{fullest.bound:.4g}"
 
 
 def draw_key(one: OneKey, width: int) -> list[Text]:
@@ -480,7 +472,6 @@ def pressed_keys(on_key: Callable[[str], None]) -> Iterator[None]:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
-WORKER_COLUMNS = ("WORKER", "STATE", "SLOTS", "WAIT", "UP", "SEEN", "CLOCK", "QUEUES")
 WORKER_STYLES = {
     "well": "green",
     "replaced": "dim",
@@ -522,8 +513,8 @@ def draw_workers(found: WorkerList, width: int) -> list[Text]:
     if not found.workers:
         return [Text("no worker is running")]
     right = ("SLOTS", "WAIT", "UP", "SEEN", "CLOCK")
-    rows = [_worker_row(each, found.now) for each in found.workers]
-    head, *cells = columns(WORKER_COLUMNS, rows, width, flexible=("WORKER", "QUEUES"), right=right)
+    rows = [[cell(each, found.now) for cell in WORKER_COLUMNS.values()] for each in found.workers]
+    head, *cells = columns(list(WORKER_COLUMNS), rows, width, flexible=("WORKER", "QUEUES"), right=right)
     lines = [head]
     for line, each in zip(cells, found.workers, strict=True):
         lines.append(line)
@@ -545,15 +536,15 @@ def draw_workers(found: WorkerList, width: int) -> list[Text]:
     return lines
 
 
-def _worker_row(worker: WorkerView, now: datetime) -> tuple[str | Text, ...]:
-    served = (f"{name}={weight:g}" if weight != 1 else name for name, weight in worker.queues.items())
-    return (
-        worker.name,
-        Text(worker.state, WORKER_STYLES[worker.state]),
-        f"{worker.running}/{worker.concurrency}",
-        str(worker.waiting),
-        ago(worker.started_at, now),
-        ago(worker.seen_at, now),
-        f"{worker.clock_offset:+.1f}s",
-        ", ".join(served),
-    )
+WORKER_COLUMNS: Mapping[str, Callable[[WorkerView, datetime], str | Text]] = {
+    "WORKER": lambda worker, now: worker.name,
+    "STATE": lambda worker, now: Text(worker.state, WORKER_STYLES[worker.state]),
+    "SLOTS": lambda worker, now: f"{worker.running}/{worker.concurrency}",
+    "WAIT": lambda worker, now: str(worker.waiting),
+    "UP": lambda worker, now: ago(worker.started_at, now),
+    "SEEN": lambda worker, now: ago(worker.seen_at, now),
+    "CLOCK": lambda worker, now: f"{worker.clock_offset:+.1f}s",
+    "QUEUES": lambda worker, now: ", ".join(
+        f"{name}={weight:g}" if weight != 1 else name for name, weight in worker.queues.items()
+    ),
+}
