@@ -56,7 +56,7 @@ def look(ask: Ask[T], given: Given) -> T:
 
 
 def look_now(ask: Ask[T], given: Given) -> tuple[T, Instant]:
-    """The same, and the time by the database's clock."""
+    """Ask once, and return the time by the database's clock as well."""
 
     async def asked(operations: Operations) -> tuple[T, Instant]:
         return await ask(operations), await operations.now()
@@ -65,7 +65,7 @@ def look_now(ask: Ask[T], given: Given) -> tuple[T, Instant]:
 
 
 def show(view: T, draw: Draw[T], given: Given, document: Callable[[T], Any] = msgspec.to_builtins) -> None:
-    """Print what was seen: as lines, or as the JSON document that stands for it."""
+    """Print a view, as lines or as its JSON document."""
     if given["as_json"]:
         click.echo(json_text(document(view)))
         return
@@ -168,7 +168,7 @@ async def watch(
     lost: Callable[[str], None],
     pause: Callable[[], Awaitable[None]],
 ) -> None:
-    """Look, show it, pause, without an end. A database that is lost is reported, and asked again."""
+    """Look, show, pause, forever. A database that cannot be reached is reported, and asked again."""
     while True:
         try:
             seen = await look()
@@ -310,7 +310,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def as_of(now: datetime) -> str:
-    """When all that is shown was looked at."""
+    """The time of everything that is shown."""
     return f"{now:%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -322,7 +322,7 @@ def printable(text: str) -> str:
 
 
 def number(count: int) -> str:
-    """Exact as long as that is short: 99,999, then 123k, 1.2M."""
+    """Exact while it is short: 99,999, then 123k, 1.2M."""
     if count < 100_000:
         return f"{count:,}"
     return f"{count / 1_000_000:.1f}M" if count >= 999_500 else f"{count / 1_000:.0f}k"
@@ -351,7 +351,7 @@ def bar(fraction: float, width: int = 10) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """The highest is a full block, and nothing at all a blank."""
+    """Bars of these values: the highest is a full block, zero a blank."""
     top = max(values, default=0)
     if top <= 0:
         return " " * len(values)

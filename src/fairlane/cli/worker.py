@@ -29,8 +29,8 @@ from fairlane.worker.processes import command_of_worker
 from fairlane.worker.worker import name_of_process
 
 COLLECT_AFTER = 100_000
-"""Values made and not yet let go of. A claim makes as many and lets go of them all; at Python's 700, looking for cycles
-among them took a fifth of its time."""
+"""Objects allocated and not yet freed before Python looks for cycles. A claim allocates about as many and frees them
+all; at Python's 700, looking for cycles among them took a fifth of its time."""
 
 logging_options = options(
     click.option(
@@ -153,7 +153,7 @@ def worker(
 
 
 def end_well_when_stopped_early() -> None:
-    """Until the worker listens for signals itself, it holds nothing: being stopped is no failure."""
+    """Exit with status 0 at a signal: until the worker listens for signals itself, it holds nothing."""
 
     def leave(*_: object) -> None:
         raise SystemExit(0)
@@ -163,7 +163,7 @@ def end_well_when_stopped_early() -> None:
 
 
 def spare_the_collector() -> None:
-    """This process is ours: let Python's collector look less often, and never at what was loaded to stay."""
+    """Let Python's collector run less often, and never look at what is loaded already: this process is ours."""
     gc.collect()
     gc.freeze()
     young, *older = gc.get_threshold()
@@ -192,7 +192,7 @@ def _banner(place: str, app: App, chosen: WorkerOptions, processes: int) -> Iter
 
 
 def _policy_in_a_line(app: App, queue: str) -> str:
-    """As the app declares it. Where another is in force, a warning says so."""
+    """The policy as the app declares it. If another one is in force, a warning says so."""
     declared = app.queues[queue].policy if queue in app.queues else app.declared_policies.get(queue)
     if declared is None:
         return "no limits"  # the default queue, which need not be declared

@@ -35,9 +35,9 @@ LONGEST_NAME = 100
 SHORTEST_TOKEN = 8
 SHORTEST_PUBLIC_TOKEN = 16
 LEAST_BITS = 48
-"""What a token must be worth where strangers can reach the login, by how often each of its characters occurs."""
+"""The least entropy of a token where strangers can reach the login, by how often each of its characters occurs."""
 FEWEST_CHARACTERS = 8
-"""Different ones."""
+"""Distinct characters of such a token."""
 _COMMON_WORDS = re.compile(
     r"(?:access|admin|change|changeme|dashboard|default|demo|dummy|example|fairlane|foobar|hello|hunter|iloveyou|letmein"
     r"|local|login|master|operators?|pass|passwd|passw[o0]rd|please|private|prod|production|replace|root|sample|secret"
@@ -57,7 +57,7 @@ OPEN = ("/static/", "/login", "/healthz", "/readyz")
 OPEN_TO_VIEWERS = ("/logout", "/try", "/api/simulate")
 """POST requests that change nothing."""
 NO_NUL = "a NUL character can neither be stored nor looked for"
-"""PostgreSQL cannot hold one, so no name and no text anywhere has one."""
+"""PostgreSQL cannot store one, so it is refused on every store."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -69,7 +69,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 ACTOR_HEADER = "x-fairlane-actor"
-"""Who a program acts for, where it comes with a token."""
+"""On whose behalf a program with a token acts."""
 
 
 class Role(IntEnum):
@@ -93,11 +93,11 @@ class Visitor:
     name: str
     role: Role = Role.VIEWER
     session: str = ""
-    """What forms are bound to."""
+    """The session that forms are bound to."""
     expires_at: Instant | None = None
     by_token: bool = False
     """A token in the Authorization header admitted them. No browser sends one by itself, so the checks against requests
-    from other sites do not apply. Where this is not said, `authorize` is asked again without the header to find out."""
+    from other sites do not apply. If this is not set, `authorize` is asked again without the header to find out."""
 
     @property
     def may_act(self) -> bool:
@@ -117,7 +117,7 @@ class _Session(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Access:
-    """Tokens, sessions and what is bound to them. Cookies say all; which sessions were ended is in the database."""
+    """Tokens and sessions. A session is in its cookie; which sessions were ended is in the database."""
 
     def __init__(
         self,
@@ -143,20 +143,20 @@ class Access:
         self.authorize = authorize
         self.login_url = login_url
         self.throttle = Throttle(clock)
-        # A program with an old token asks every few seconds and must not lock people out; who guesses asks far oftener.
+        # A program with an old token asks every few seconds and must not lock people out; guessing takes far more.
         self.program_throttle = Throttle(clock, of_one_address=60, of_all=inf)
         self._clock = clock
         self._operations = operations
         tokens = ((token, Role.OPERATOR), (viewer_token, Role.VIEWER))
         self._tokens = [(given.encode(), role) for given, role in tokens if given is not None]
-        # Whoever changes a token ends every session with it. Several processes with the same tokens know each other's.
+        # Changing a token ends every session. Several processes with the same tokens accept each other's sessions.
         secret = b"\0".join(given for given, _ in self._tokens) or secrets.token_bytes(32)
         self._key = hmac.digest(secret, b"fairlane dashboard session", "sha256")
 
     # Letting in.
 
     async def admit(self, request: Request) -> Visitor | None:
-        """Who sent this request; `None`: a stranger."""
+        """The visitor who sent this request; `None` for a stranger."""
         if self.authorize is not None:
             found = self.authorize(request)
             visitor = await found if inspect.isawaitable(found) else found
@@ -168,7 +168,7 @@ class Access:
         return None if visitor is None or await self.has_ended(visitor) else visitor
 
     async def has_left(self, request: Request, visitor: Visitor) -> bool:
-        """Whether whoever sent this would now be refused, or admitted as somebody else or in another role."""
+        """Whether the sender of this request would now be refused, or admitted under another name or role."""
         if self.authorize is None:
             return await self.has_ended(visitor)
         # A request of its own: the one that was asked about keeps the cookies that it has read.
@@ -176,7 +176,7 @@ class Access:
         return found is None or (found.name, found.role) != (visitor.name, visitor.role)
 
     async def _admitted_again(self, request: Request) -> Visitor | None:
-        """The same without an answer to give: a host may refuse strangers by raising one."""
+        """`admit` again, where no answer can be given: a host may refuse strangers by raising an HTTPException."""
         try:
             return await self.admit(request)
         except HTTPException as error:
@@ -185,7 +185,7 @@ class Access:
             return None
 
     async def is_by_token(self, request: Request, visitor: Visitor) -> bool:
-        """Whether it was a bearer token that admitted this visitor, and nothing that a browser sends by itself."""
+        """Whether a bearer token admitted this visitor, rather than something that a browser sends by itself."""
         if visitor.by_token or self.authorize is None or not is_bearer(request):
             return visitor.by_token
         kept = [(name, value) for name, value in request.scope["headers"] if name.lower() != b"authorization"]
@@ -206,18 +206,18 @@ class Access:
     # Sessions.
 
     def open_session(self, name: str, role: Role) -> str:
-        """A cookie's value."""
+        """The value of the cookie of a new session."""
         session = _Session(secrets.token_urlsafe(16), name[:LONGEST_NAME], role, self._clock.now() + SESSION)
         said = urlsafe_b64encode(msgspec.json.encode(session)).decode().rstrip("=")
         return f"{said}.{self._signed('session', said)}"
 
     async def end_session(self, visitor: Visitor) -> None:
-        """Let no copy of this session's cookie admit anybody again."""
+        """End the session: no copy of its cookie admits anybody again."""
         if visitor.expires_at is not None:
             await self._operations.end_session(visitor.session, visitor.expires_at)
 
     async def has_ended(self, visitor: Visitor) -> bool:
-        """Whether a session was ended meanwhile. Who was admitted by other means has none here."""
+        """Whether the session has ended. Visitors who were admitted in another way have no session here."""
         if visitor.expires_at is None:
             return False
         return visitor.expires_at <= self._clock.now() or await self._operations.is_session_ended(visitor.session)
@@ -234,7 +234,7 @@ class Access:
         return Visitor(session.name, role, session.id, session.expires_at)
 
     def form_token(self, visitor: Visitor) -> str:
-        """What every form of this visitor carries, so that nobody else can have it sent."""
+        """The token in every form of this visitor, so that no other site can have one sent."""
         return self._signed("form", visitor.session)
 
     def is_own_form(self, visitor: Visitor, token: str) -> bool:
@@ -245,7 +245,7 @@ class Access:
 
 
 def weakness_of(token: str) -> str | None:
-    """Why a token is too weak for an address that strangers can reach; `None`: it is not."""
+    """Why a token is too weak for an address that strangers can reach; `None` if it is not."""
     if len(token) < SHORTEST_PUBLIC_TOKEN:
         return f"it has {len(token)} characters, and must have at least {SHORTEST_PUBLIC_TOKEN}"
     if len(set(token.lower())) < FEWEST_CHARACTERS:
@@ -270,7 +270,7 @@ def is_bearer(request: Request) -> bool:
 
 
 def _acting_for(said: str) -> str:
-    """The name of a program. Whom it says it acts for stands behind `api:`, so that nobody takes it for a person."""
+    """The name of a program. The actor that it names follows `api:`, so that nobody takes it for a person."""
     with suppress(UnicodeError):
         said = said.encode("latin-1").decode()  # a header is bytes, and programs mean UTF-8
     name = "".join(sign for sign in said if sign.isprintable()).strip()
@@ -320,7 +320,7 @@ class Throttle:
         self._addresses: OrderedDict[str, _Failures] = OrderedDict()
 
     def wait(self, address: str) -> int:
-        """Seconds until this address may try again; 0: now."""
+        """Seconds until this address may try again; 0 if it may now."""
         now = self._clock.monotonic()
         counted = (self._all, self._of_all), (self._addresses.get(address), self._of_one_address)
         ends = [each.since + WINDOW for each, most in counted if each is not None and each.count >= most]
@@ -375,7 +375,7 @@ class SecurityMiddleware:
             await self._app(scope, receive if body is None else _again(body, receive), guarded)
 
     async def _let_in(self, request: Request, path: str) -> bytes | None:
-        """The body, if it was read; a stranger's never is. Whoever is refused gets the answer that this raises."""
+        """The body, if it was read, which a stranger's never is. A refusal is raised, and becomes the answer."""
         if "\0" in path or _holds_nul(request.scope["query_string"]):
             raise Refusal(400, "malformed", NO_NUL)
         visitor = None
@@ -437,7 +437,7 @@ class SecurityMiddleware:
 
 
 class _Instead(Exception):
-    """An answer other than the one asked for, and no refusal."""
+    """An answer other than the one asked for that is not a refusal, such as a redirect."""
 
     def __init__(self, answer: Response) -> None:
         super().__init__()
@@ -445,7 +445,7 @@ class _Instead(Exception):
 
 
 def address_of(request: Request) -> str:
-    """Whose wrong tokens are counted together."""
+    """The address by which wrong tokens are counted."""
     return request.client.host if request.client is not None else ""
 
 
@@ -455,7 +455,7 @@ def root_of(request: Request) -> str:
 
 
 def path_of(request: Request) -> str:
-    """The path below that."""
+    """The path below `root_of`."""
     path, root = str(request.scope["path"]), root_of(request)
     return path.removeprefix(root) if path == root or path.startswith(f"{root}/") else path
 
@@ -513,7 +513,7 @@ async def _bounded_body(request: Request) -> bytes:
 
 
 def _is_same_origin(headers: Headers) -> bool:
-    """Whether the browser says that the request comes from here. A program says nothing, and has no cookie either."""
+    """Whether the browser says that the request comes from here. Programs send no such header, and no cookie."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site in ("same-origin", "none")
@@ -525,7 +525,7 @@ def _is_same_origin(headers: Headers) -> bool:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """A `receive` for the app behind: the body has been read already."""
+    """A `receive` for the app behind this middleware, which has read the body."""
     read: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:

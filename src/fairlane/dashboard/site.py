@@ -116,7 +116,7 @@ class Dashboard:
     redact: Redact | None = None
 
     def frame(self, request: Request) -> dict[str, Any]:
-        """What the layout needs, whatever the page."""
+        """What the layout of every page needs."""
         visitor = visitor_of(request)
         root = root_of(request)
         return {
@@ -134,7 +134,7 @@ class Dashboard:
         }
 
     def answer(self, request: Request, template: str, title: str, shown: dict[str, Any], status: int = 200) -> Response:
-        """A page that is for this visitor only, and is not followed."""
+        """A page for this visitor only, which is not live."""
         frame = {**self.frame(request), "title": title}
         main = rendered(template, {**frame, **shown})
         return HTMLResponse(whole_page(main, frame), status)
@@ -149,7 +149,7 @@ class Dashboard:
         return HTMLResponse(rendered("unavailable.html", shown), 503, headers=again)
 
     def operations_for(self, visitor: Visitor, surface: Surface) -> Operations:
-        """What a visitor sees and does: of jobs, what the app's `redact` and the dashboard's let them see."""
+        """Operations as this visitor sees them: of jobs, what the `redact` of the app and of the dashboard leave."""
         return self.operations.seen_by(Audience(surface, visitor.name, str(visitor.role)), self.redact)
 
     async def _ask(self, request: Request, path: str, values: dict[str, str], query: QueryParams) -> Ask:
@@ -250,7 +250,7 @@ T = TypeVar("T")
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What the work comes to. It is cancelled when the visitor goes away; its body has been read by then."""
+    """The result of the work, which is cancelled if the visitor goes away. The request's body was read before."""
     working = asyncio.create_task(work)
     gone = asyncio.create_task(until_gone(request.receive))
     try:
@@ -264,7 +264,7 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 def login_routes(dashboard: Dashboard) -> list[Route]:
-    """No routes where the host's own app says who may enter."""
+    """The login form; none if the host's own app authenticates visitors."""
     access = dashboard.access
 
     def form(request: Request, status: int = 200, problem: str = "", name: str = "", then: str = "/") -> HTMLResponse:

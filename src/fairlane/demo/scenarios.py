@@ -50,7 +50,7 @@ RATED_ENDPOINT = "partner.example"
 WHALE_ENDPOINTS = 50
 """The whale sends to many endpoints of its own: fifty lanes, and still one turn."""
 WHALE_TO_RATED = 25
-"""Every so many-th job of the whale goes to the endpoint that everybody uses."""
+"""One in so many jobs of the whale goes to the endpoint that everybody uses."""
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -349,7 +349,7 @@ def judge(figures: Sequence[Figures], slots: int) -> list[Promise]:
 
 
 def verdict(promises: Sequence[Promise]) -> str | None:
-    """What to say when promises were broken; `None` when all were kept."""
+    """The error to report if promises were broken; `None` if all were kept."""
     broken = [promise for promise in promises if not promise.kept]
     if not broken:
         return None

@@ -70,7 +70,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Watcher:
-    """Whoever shows the demo. This one shows nothing: for `--json`."""
+    """What shows the demo. This one shows nothing: it is for `--json`."""
 
     def around(self) -> AbstractContextManager[object]:
         """What lasts as long as the demo."""
@@ -235,7 +235,7 @@ def throwaway_postgres() -> Iterator[str]:
 
 @contextmanager
 def own_database(url: str) -> Iterator[str]:
-    """The URL of a new database on the server of `url`, dropped afterwards; what `url` itself names is only a door."""
+    """The URL of a new database on the server of `url`, dropped afterwards. `url` itself is only connected to."""
     import asyncpg
 
     from fairlane.testing.postgres import create_database, drop_database
