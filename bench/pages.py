@@ -27,7 +27,7 @@ import httpx
 from bench import seeing
 from fairlane import App
 from fairlane.dashboard import create_dashboard
-from fairlane.dashboard.site import PAGES
+from fairlane.dashboard.pages import PAGES
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Store
 from fairlane.store.sqlite import SqliteStore

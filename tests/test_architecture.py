@@ -74,7 +74,6 @@ LEAST_SHARED = 120
 """Lines of a module that only one other imports; a smaller one belongs to that, or has its reason here."""
 SMALL_ROOMS = {
     "fairlane.cli": "a command of its own: `fairlane --help` lists it, and only its import is paid for",
-    "fairlane.dashboard.pages": "a page of its own",
     "fairlane.dashboard.server": "what `fairlane dashboard` runs, and no site that mounts the pages",
     "fairlane.demo.app": "a user's program, run by the workers of the demo",
     "fairlane.integrations.django": "parts of Django that a project may leave out",

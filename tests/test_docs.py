@@ -33,7 +33,7 @@ import pytest
 
 from bench import comparison
 from fairlane import App
-from fairlane.cli.job_selection import LookingGroup
+from fairlane.cli.options import LookingGroup
 from fairlane.cli.program import program
 from fairlane.store.postgres.grants import grants
 

@@ -14,8 +14,7 @@ import asyncpg
 import pytest
 
 from fairlane import App, Concurrency, Fair, Rate, State
-from fairlane.cli.top import draw_ranking
-from fairlane.cli.workers import draw_workers
+from fairlane.cli.views import draw_ranking, draw_workers
 from fairlane.clock import SECOND, ManualClock
 from fairlane.operations import diagnosis as diagnosis_database
 from fairlane.operations.views import HintKind, QueueStatus, QueueView, WorkerList

@@ -60,7 +60,7 @@ class Served:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.should_exit = True
-        self._loop.call_soon_threadsafe(self.dashboard.live.stop)
+        self._loop.call_soon_threadsafe(self.dashboard.live.stopped.set)
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
 

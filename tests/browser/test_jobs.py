@@ -34,8 +34,8 @@ def state(served: Served, job: UUID) -> State:
 
 def confirm(page: Page, button: str, reason: str = "ticket 7") -> None:
     page.get_by_label("Why").fill(reason)
-    page.locator(".deed").get_by_role("button", name=button).click()
-    expect(page.locator(".deed")).to_contain_text("Recorded in the audit")
+    page.locator(".action").get_by_role("button", name=button).click()
+    expect(page.locator(".action")).to_contain_text("Recorded in the audit")
 
 
 def test_jobs_are_found_by_their_keys_and_opened_by_the_keyboard(page: Page, served: Served) -> None:
@@ -66,7 +66,7 @@ def test_a_waiting_job_says_why_and_is_run_now_retried_and_cancelled(page: Page,
     expect(page.locator("main")).to_contain_text("paused")
     expect(page.locator("main")).to_contain_text("4711")
     page.get_by_role("button", name="Run now").click()
-    expect(page.locator(".deed")).to_contain_text("1 job would be forced to start")
+    expect(page.locator(".action")).to_contain_text("1 job would be forced to start")
     confirm(page, "Run now", "the customer waits")
     page.get_by_role("button", name="Back").click()
     page.get_by_role("button", name="Cancel").click()
@@ -101,14 +101,14 @@ def test_dead_jobs_are_replayed_and_purged_in_bulk(page: Page, served: Served) -
     expect(page.locator("tbody tr")).to_have_count(3)
     page.get_by_label("At most").fill("2")
     page.get_by_role("button", name="Replay all that fit").click()
-    expect(page.locator(".deed")).to_contain_text("2 jobs would be replayed")
-    expect(page.locator(".deed")).to_contain_text("others fit")
+    expect(page.locator(".action")).to_contain_text("2 jobs would be replayed")
+    expect(page.locator(".action")).to_contain_text("others fit")
     confirm(page, "Replay")
     page.get_by_role("button", name="Back").click()
     expect(page.locator("tbody tr")).to_have_count(1)
     assert state(served, one) is State.DEAD
     page.get_by_role("button", name="Purge all that fit").click()
-    expect(page.locator(".deed")).to_contain_text("cannot be undone")
+    expect(page.locator(".action")).to_contain_text("cannot be undone")
     confirm(page, "Purge for good")
     go(page, "/dead")
     expect(page.locator("tbody tr")).to_have_count(1)

@@ -75,7 +75,7 @@ def test_a_limit_of_the_queue_and_a_limit_of_one_key_are_changed(page: Page, ser
     row.get_by_label("Bound").fill("9")
     row.get_by_label("For", exact=True).fill("1h")
     row.get_by_role("button", name="Change").click()
-    expect(page.locator(".deed")).to_contain_text("would be set")
+    expect(page.locator(".action")).to_contain_text("would be set")
     confirm(page, "Change it")
     page.get_by_role("button", name="Back").click()
     expect(page.locator("tbody tr", has_text="Concurrency(9")).to_contain_text("2 of 9")

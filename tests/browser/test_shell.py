@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from fairlane.dashboard.site import PAGES
+from fairlane.dashboard.pages import PAGES
 from tests.browser.harness import Served, Tab, go, log_in, on_any_store
 from tests.dashboard.harness import ROOT, VIEWER_TOKEN
 

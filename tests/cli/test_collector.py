@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fairlane.cli.worker import COLLECT_AFTER, _spare_the_collector
+from fairlane.cli.worker import COLLECT_AFTER, spare_the_collector
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def _as_before() -> Iterator[None]:
 
 def test_a_worker_process_lets_a_whole_claim_pass_before_it_looks_for_cycles() -> None:
     gc.set_threshold(700, 10, 10)
-    _spare_the_collector()
+    spare_the_collector()
     assert gc.get_threshold()[0] == COLLECT_AFTER
     assert gc.get_freeze_count() > 0
 
@@ -28,5 +28,5 @@ def test_a_worker_process_lets_a_whole_claim_pass_before_it_looks_for_cycles() -
 @pytest.mark.parametrize("young", [0, 100_000], ids=["never", "less often"])
 def test_an_app_that_has_set_its_own_threshold_keeps_it(young: int) -> None:
     gc.set_threshold(young, 10, 10)
-    _spare_the_collector()
+    spare_the_collector()
     assert gc.get_threshold()[0] == young

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.demo.acts import (
+from fairlane.demo.app import LedgerReader, LedgerWriter
+from fairlane.demo.scenarios import (
     NANOSECONDS,
     Run,
     backlogged_until,
@@ -18,16 +19,11 @@ from fairlane.demo.acts import (
     shares_over_time,
     worker_time,
 )
-from fairlane.demo.app import LedgerReader, LedgerWriter
 from fairlane.simulation.measures import jain_index, most_within
 
 
 def run(tenant: str, started_at: int, ended_at: int, number: int = 0) -> Run:
     return Run(number, tenant, "endpoint", started_at, ended_at, started_at)
-
-
-def by_tenant(run: Run) -> str:
-    return run.tenant
 
 
 def test_jain_is_one_when_all_have_the_same() -> None:
@@ -106,8 +102,8 @@ def test_a_second_does_not_hold_its_own_end() -> None:
 
 
 def test_the_chart_spreads_a_run_over_the_stretches_it_touches() -> None:
-    columns = shares_over_time([run("a", 0, 15), run("b", 10, 20)], by_tenant, since=0, until=20, columns=2)
-    assert columns == [{"a": pytest.approx(1.0)}, {"a": pytest.approx(0.5), "b": pytest.approx(1.0)}]
+    columns = shares_over_time([run("whale", 0, 15), run("a", 10, 20)], columns=2)
+    assert columns == [{"whale": pytest.approx(1.0)}, {"whale": pytest.approx(0.5), "small": pytest.approx(1.0)}]
 
 
 def test_a_ledger_gives_back_what_was_written(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from fairlane.demo.acts import (
+from fairlane.demo.scenarios import (
     ACTS,
     FAIR,
     FIFO,

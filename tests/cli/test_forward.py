@@ -52,7 +52,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ("place", "said"),
     [
         (" --queues letters", "declares no queue 'letters'"),
-        (":app", "is no forwarder but App"),
+        (":app", "is of type App, not Forwarder"),
         (":absent", "has no 'absent'"),
         (":idle", "forwards no task"),
         ("", "queue 'emails' has no limit on what the engine holds at once"),

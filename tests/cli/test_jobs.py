@@ -12,8 +12,8 @@ from uuid import UUID, uuid4
 import pytest
 from click.testing import CliRunner, Result
 
+from fairlane.cli.output import ago
 from fairlane.cli.program import program
-from fairlane.cli.tables import ago
 from fairlane.scheduler.settlement import Died, settle
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.sqlite import SqliteStore
@@ -266,7 +266,7 @@ def test_a_bulk_change_asks_on_a_terminal(
     from fairlane.cli import changes as acting
 
     job = enqueue("acme")
-    monkeypatch.setattr(acting, "_is_asked", lambda: True)
+    monkeypatch.setattr(acting, "is_interactive", lambda: True)
     refused = run("jobs", "cancel", "--all", input="n\n")
     assert (refused.exit_code, "1 job will be cancelled. Go on?" in refused.stderr) == (1, True)
     assert listed(run, "jobs", "list")[0]["state"] == "ready"
@@ -285,7 +285,7 @@ def test_ages_are_short(before: int, said: str) -> None:
 def test_a_table_fits_the_terminal_and_keeps_ids_whole(
     run: Run, enqueue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fairlane.cli import tables as drawing
+    from fairlane.cli import output as drawing
 
     job = enqueue("a-rather-long-name-of-an-account")
     monkeypatch.setattr(drawing, "IN_A_PIPE", 80)

@@ -16,10 +16,9 @@ from starlette.requests import Request
 from fairlane import App
 from fairlane.clock import ManualClock
 from fairlane.dashboard import Role, Visitor, create_dashboard
-from fairlane.dashboard.access import COOKIE, weakness_of
-from fairlane.dashboard.deeds import safe_path
-from fairlane.dashboard.security import LARGEST_BODY
-from fairlane.dashboard.site import PAGES
+from fairlane.dashboard.access import COOKIE, LARGEST_BODY, weakness_of
+from fairlane.dashboard.actions import safe_path
+from fairlane.dashboard.pages import PAGES
 from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.operations import Operations
 from tests.dashboard.harness import ROOT, TOKEN, VIEWER_TOKEN, Site, a_shop, csrf_of
@@ -337,7 +336,7 @@ async def test_nobody_is_listened_to_before_they_are_let_in(site: Site) -> None:
 
 
 async def test_a_body_that_does_not_end_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairlane.dashboard.security.SLOWEST_BODY", 0.0)
+    monkeypatch.setattr("fairlane.dashboard.access.SLOWEST_BODY", 0.0)
 
     async def slow() -> AsyncIterator[bytes]:
         yield b"{"

@@ -9,7 +9,7 @@ import pytest
 
 from fairlane import Unique
 from fairlane.dashboard.access import Role
-from fairlane.dashboard.api_endpoints import OPERATIONS, Operation
+from fairlane.dashboard.api import OPERATIONS, Operation
 from tests.dashboard.harness import ROOT, VIEWER_TOKEN, csrf_of
 from tests.dashboard.world import API, NOBODY, World
 

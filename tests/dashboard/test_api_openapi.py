@@ -15,12 +15,11 @@ import msgspec
 from jsonschema import Draft202012Validator
 
 from fairlane import App
-from fairlane.dashboard.access import Role
-from fairlane.dashboard.api_endpoints import OPERATIONS
+from fairlane.dashboard.access import OPEN_TO_VIEWERS, Role
+from fairlane.dashboard.api import OPERATIONS
 from fairlane.dashboard.api_openapi import describe_api
 from fairlane.dashboard.api_shapes import ErrorAnswer
 from fairlane.dashboard.refusals import CODES
-from fairlane.dashboard.security import OPEN_TO_VIEWERS
 from tests.dashboard.harness import Site
 from tests.dashboard.world import API, operation_at
 

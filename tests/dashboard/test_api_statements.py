@@ -12,7 +12,7 @@ import pytest
 
 from fairlane import App, Concurrency, Fair
 from fairlane.clock import ManualClock
-from fairlane.dashboard.api_endpoints import OPERATIONS
+from fairlane.dashboard.api import OPERATIONS
 from fairlane.store.sqlite.database import Transaction
 from tests.dashboard.harness import TOKEN, Site
 from tests.dashboard.world import API

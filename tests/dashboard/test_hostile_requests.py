@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 
-from fairlane.dashboard.security import LARGEST_BODY
+from fairlane.dashboard.access import LARGEST_BODY
 from tests.dashboard.harness import ROOT
 from tests.dashboard.test_hostile import XSS
 from tests.dashboard.world import API, NOBODY, World

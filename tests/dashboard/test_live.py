@@ -222,7 +222,7 @@ async def test_a_stream_ends_after_a_quarter_of_an_hour_so_that_who_comes_again_
 async def test_streams_end_when_the_server_stops(site: Site, clock: ManualClock) -> None:
     async with opened(site) as one, opened(site) as two:
         await until(lambda: sleepers(clock) == 2)
-        site.dashboard.live.stop()
+        site.dashboard.live.stopped.set()
         for stream in (one, two):
             await asyncio.wait_for(stream.over.wait(), PATIENCE)
 
@@ -253,7 +253,7 @@ async def test_nonsense_is_refused(site: Site, query: dict[str, str]) -> None:
 
 
 async def test_the_number_of_streams_is_bounded(site: Site) -> None:
-    site.dashboard.live.streams = MOST_STREAMS
+    site.dashboard.live.open.update({("somebody", True): MOST_STREAMS})
     answer = await (await site.visitor()).get(f"{ROOT}/live", params={"page": "/", "every": "2"})
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "5"
@@ -272,18 +272,18 @@ async def test_one_session_takes_a_few_streams_and_leaves_the_others_to_others(s
     async with opened(site, cookie=vic.cookies[COOKIE]):
         pass
     assert site.dashboard.live.streams == 0
-    assert not site.dashboard.live._of_one
+    assert not site.dashboard.live.open
 
 
 async def test_viewers_leave_streams_for_those_who_act(site: Site) -> None:
     """S5: whoever has the viewer token may log in as often as they like."""
-    site.dashboard.live._of_viewers = site.dashboard.live.streams = MOST_OF_VIEWERS
+    site.dashboard.live.open.update({("another", False): MOST_OF_VIEWERS})
     vic, ann = await site.visitor("vic", VIEWER_TOKEN), await site.visitor("ann")
     asked = {"page": "/", "every": "2"}
     assert (await vic.get(f"{ROOT}/live", params=asked)).status_code == 503
     async with opened(site, cookie=ann.cookies[COOKIE]):
         pass
     program = site.program(VIEWER_TOKEN)
-    site.dashboard.live._of_one["token of a viewer"] = MOST_OF_ONE
+    site.dashboard.live.open["token of a viewer", False] = MOST_OF_ONE
     named = await program.get(f"{ROOT}/live", params=asked, headers={"X-Fairlane-Actor": "another name"})
     assert named.status_code == 429

@@ -9,8 +9,8 @@ import pytest
 
 from fairlane import App
 from fairlane.clock import ManualClock
-from fairlane.dashboard.deeds import DEEDS
-from fairlane.dashboard.pages import schedules as page
+from fairlane.dashboard import pages as page
+from fairlane.dashboard.actions import ACTIONS
 from fairlane.job import JobRecord
 from fairlane.redaction import Disclosure
 from fairlane.store import records
@@ -88,7 +88,7 @@ async def test_schedules_are_found_by_name_task_queue_and_state(site: Site, sche
 async def test_a_long_list_is_cut_off_where_it_is_well(
     site: Site, scheduled: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "ROWS", 1)
+    monkeypatch.setattr(page, "MOST_ROWS", 1)
     await scheduled.operations.schedules.pause("hourly/sync", actor="ann")
     html = await looked(site)
     assert names(html) == ["hourly/sync"]
@@ -133,9 +133,9 @@ async def test_every_deed_is_seen_first_then_done_and_recorded_with_who_and_why(
 async def test_viewers_look_and_are_offered_nothing_to_do(site: Site, scheduled: App) -> None:
     assert "/do/" not in await looked(site, token=VIEWER_TOKEN)
     viewer = await site.visitor("vic", VIEWER_TOKEN)
-    for deed in (each for each in DEEDS if each.name.endswith("-schedule")):
-        refused = await viewer.get(f"{ROOT}/do/{deed.name}", params={"schedule": "hourly/sync"})
-        assert refused.status_code == 403, deed.name
+    for deed in (each for each in ACTIONS if each.name.endswith("-schedule")):
+        refused = await viewer.get(f"{ROOT}/do/{deed.slug}", params={"schedule": "hourly/sync"})
+        assert refused.status_code == 403, deed.slug
 
 
 async def test_a_schedule_that_is_not_there_is_not_found_and_none_is_asked_for(site: Site, scheduled: App) -> None:

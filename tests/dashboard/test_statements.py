@@ -8,7 +8,7 @@ import pytest
 
 from fairlane.clock import ManualClock
 from fairlane.dashboard.page import watched_text
-from fairlane.dashboard.site import PAGES
+from fairlane.dashboard.pages import PAGES
 from tests.dashboard.harness import ROOT, Site
 from tests.dashboard.test_api_statements import Statements, a_site
 

@@ -14,7 +14,7 @@ import pytest
 
 from fairlane import App
 from fairlane.clock import ManualClock
-from fairlane.dashboard.pages import trials as page
+from fairlane.dashboard import trials as page
 from fairlane.operations import trials as trying
 from fairlane.policy.policy import policy_text
 from tests.dashboard.harness import ROOT, VIEWER_TOKEN, Site, csrf_of

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from fairlane import App
 from fairlane.clock import SECOND, ManualClock
-from fairlane.dashboard.pages import workers as page
+from fairlane.dashboard import pages as page
 from fairlane.store import records
 from fairlane.store.stats import Moment
 from fairlane.store.stats_values import BlockedLoop, LongRun, WorkerReport
@@ -106,7 +106,7 @@ async def test_workers_are_found_by_queue_name_host_and_pid(site: Site, shop: Ap
 async def test_a_large_fleet_is_cut_off_where_it_is_well(
     site: Site, shop: App, clock: ManualClock, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(page, "ROWS", 2)
+    monkeypatch.setattr(page, "MOST_ROWS", 2)
     for name in ("a", "b", "c"):
         await report(shop, clock, name)
     await report(shop, clock, "z-unwell", is_well=False)

@@ -19,7 +19,7 @@ from fairlane import App, Backlog, Concurrency, Effects, Fair, Queue, Rate, Stat
 from fairlane.cli.database import Looking, existing_store
 from fairlane.cli.program import program
 from fairlane.clock import SystemClock
-from fairlane.dashboard.site import PAGES
+from fairlane.dashboard.pages import PAGES
 from fairlane.operations import JobFilter, Operations
 from fairlane.operations.metrics import limits_waited_for
 from fairlane.operations.requests import find_jobs

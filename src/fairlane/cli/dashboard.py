@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlane.app import App
 from fairlane.cli.database import app_of, operations_on
-from fairlane.cli.job_selection import app_or_url_options
+from fairlane.cli.options import app_or_url_options
 from fairlane.redaction import Surface, without_secrets
 
 if TYPE_CHECKING:  # an extra
@@ -25,8 +24,8 @@ if TYPE_CHECKING:  # an extra
 
 @click.command()
 @app_or_url_options
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True, help="0 picks a free port.")
+@click.option("--host", default="127.0.0.1", help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8080, help="0 picks a free port.")
 @click.option("--token", envvar="FAIRLANE_DASHBOARD_TOKEN", help="Operator token.  [default: generated and printed]")
 @click.option("--viewer-token", envvar="FAIRLANE_DASHBOARD_VIEWER_TOKEN", help="Viewer token: may look, not act.")
 def dashboard(
@@ -44,26 +43,28 @@ def dashboard(
     """
     _require_packages()
     loaded = app_of(app, url)
-    is_made_up = not token
-    token = token or secrets.token_urlsafe(24)
-    _refuse_weak_tokens(host, {"--token": token, "--viewer-token": viewer_token})
-
-    async def run() -> None:
-        from fairlane.dashboard import create_dashboard  # an extra
-
-        async with operations_on(loaded, Surface.PROGRAM) as operations:
-            built = create_dashboard(loaded, token=token, viewer_token=viewer_token, operations=operations)
-            with _listening(host, port) as listening:
-                _tell_address(listening, host, loaded, token if is_made_up else None)
-                is_serving.append(True)
-                await _serve(built, listening)
-
-    is_serving: list[bool] = []
+    chosen = token or secrets.token_urlsafe(24)
+    _refuse_weak_tokens(host, {"--token": chosen, "--viewer-token": viewer_token})
+    is_serving = False
 
     def leave(*_: object) -> None:
         # The server takes signals for itself, and hands them on once it has stopped: by then nothing is left to do.
         if not is_serving:
             raise SystemExit(0)
+
+    async def run() -> None:
+        from fairlane.dashboard import create_dashboard  # an extra
+
+        nonlocal is_serving
+        async with operations_on(loaded, Surface.PROGRAM) as operations:
+            built = create_dashboard(loaded, token=chosen, viewer_token=viewer_token, operations=operations)
+            with _listening(host, port) as listening:
+                place = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}/"
+                click.echo(f"dashboard of {without_secrets(loaded.url)} at {place}")
+                if not token:
+                    click.echo(f"log in: {place}login#token={chosen}")
+                is_serving = True
+                await _serve(built, listening)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
@@ -106,14 +107,6 @@ def _listening(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _tell_address(listening: socket.socket, host: str, app: App, token: str | None) -> None:
-    port = listening.getsockname()[1]
-    shown = f"[{host}]" if ":" in host else host
-    click.echo(f"dashboard of {without_secrets(app.url)} at http://{shown}:{port}/")
-    if token is not None:
-        click.echo(f"log in: http://{shown}:{port}/login#token={token}")
-
-
 async def _serve(built: Starlette, listening: socket.socket) -> None:
     import uvicorn  # an extra
 
@@ -122,7 +115,7 @@ async def _serve(built: Starlette, listening: socket.socket) -> None:
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             # Streams to open pages end by themselves, and nobody has to be cut off.
-            built.state.dashboard.live.stop()
+            built.state.dashboard.live.stopped.set()
             await super().shutdown(sockets)
 
     config = uvicorn.Config(

@@ -12,12 +12,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
+from typing import TypeVar
 
 from fairlane.app import App
 from fairlane.errors import ConfigurationError, FairlaneError
 from fairlane.operations import Operations
 from fairlane.redaction import Audience, Surface
 from fairlane.store.protocol import Store
+
+T = TypeVar("T")
 
 
 def app_of(place: str | None, url: str | None) -> App:
@@ -77,28 +80,27 @@ def _require_file(url: str) -> None:
 
 def load_app(place: str) -> App:
     """The App that `place` names. `shop` alone stands for `shop:app`; modules are also looked for in this folder."""
+    return load_object(place, "app", App)
+
+
+def load_object(place: str, default: str, kind: type[T]) -> T:
+    """What `place` names, which must be of this kind. A module alone stands for its variable `default`."""
     module_name, _, attribute = place.partition(":")
-    attribute = attribute or "app"
+    attribute = attribute or default
     module = _load_module(place, module_name)
+    names = [name for name, value in vars(module).items() if isinstance(value, kind)]
+    known = ", ".join(f"{module_name}:{name}" for name in names)
+    hint = f"it has {known}" if names else f"it has no {kind.__name__}; make one: {default} = {kind.__name__}(…)"
     found: object = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise ConfigurationError(_no_such_app(module, attribute, App))
+            if similar := get_close_matches(attribute, names, n=1):
+                hint = f"did you mean {module_name}:{similar[0]}?"
+            raise ConfigurationError(f"module {module_name!r} has no {attribute!r}; {hint}")
         found = getattr(found, part)
-    if not isinstance(found, App):
-        kind = type(found).__name__
-        raise ConfigurationError(f"{module_name}:{attribute} is a {kind}, not a fairlane.App{_apps_in(module, App)}")
-    return found
-
-
-def load_object(place: str, default: str) -> object:
-    """What `place` names, whatever it is. A module alone stands for its variable `default`."""
-    module_name, _, attribute = place.partition(":")
-    found: object = _load_module(place, module_name)
-    for part in (attribute or default).split("."):
-        if not hasattr(found, part):
-            raise ConfigurationError(f"module {module_name!r} has no {attribute or default!r}")
-        found = getattr(found, part)
+    if not isinstance(found, kind):
+        actual = type(found).__name__
+        raise ConfigurationError(f"{module_name}:{attribute} is of type {actual}, not {kind.__name__}; {hint}")
     return found
 
 
@@ -147,18 +149,3 @@ def _import_failed(name: str, error: Exception) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""
     return f"importing {name!r} failed{place}: {type(error).__name__}: {error}"
-
-
-def _no_such_app(module: ModuleType, attribute: str, kind: type[App]) -> str:
-    similar = get_close_matches(
-        attribute, [name for name, value in vars(module).items() if isinstance(value, kind)], n=1
-    )
-    suggestion = f"; did you mean {module.__name__}:{similar[0]}?" if similar else _apps_in(module, kind)
-    return f"module {module.__name__!r} has no {attribute!r}{suggestion}"
-
-
-def _apps_in(module: ModuleType, kind: type[App]) -> str:
-    names = [f"{module.__name__}:{name}" for name, value in vars(module).items() if isinstance(value, kind)]
-    return (
-        f"; its apps are {', '.join(names)}" if names else "; it has no fairlane.App at all, make one with app = App()"
-    )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import click
+from rich.text import Text
 
-from fairlane.cli.job_selection import app_or_url_options, with_app
-from fairlane.cli.output import look
+from fairlane.cli.options import app_or_url_options, json_option, with_app
+from fairlane.cli.output import Cell, look, show
 from fairlane.errors import SchemaError, StoreUnavailable
 from fairlane.operations import Finding, Operations, about_no_database, document_of
 
@@ -19,8 +21,8 @@ STYLES = {"fault": "red", "warning": "yellow", "note": "cyan"}
 @click.command()
 @app_or_url_options
 @click.option("--strict", is_flag=True, help="Exit with status 1 on warnings too.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def doctor(app: str | None, url: str | None, strict: bool, as_json: bool) -> None:
+@json_option("a JSON array")
+def doctor(strict: bool, **given: Any) -> None:
     """Look for what is wrong, and say what to do. Looking changes nothing.
 
     The schema; policies that differ between code and database; keys and tasks that nobody knows; work that no worker
@@ -36,21 +38,21 @@ def doctor(app: str | None, url: str | None, strict: bool, as_json: bool) -> Non
       fairlane doctor --url postgresql://shop@localhost/shop --json
       fairlane doctor shop:app --strict
     """
-    findings = [replace(each, remedy=with_app(each.remedy)) for each in _look(app, url)]
-    if as_json:
-        click.echo(json.dumps(document_of(findings)))
-    for each in () if as_json else findings:
-        level = click.style(f"{each.level:<7}", STYLES[each.level])
-        where = "" if each.queue is None else f"{each.queue}: "
-        click.echo(f"{level} {where}{each.check}: {each.message}\n        {each.remedy}")
-    if any(each.level == "fault" or (strict and each.level == "warning") for each in findings):
-        sys.exit(1)
-    if not as_json:
-        click.echo("no fault was found" if findings else "nothing is wrong")
-
-
-def _look(app: str | None, url: str | None) -> list[Finding]:
     try:
-        return look(Operations.diagnose, app, url)
+        found = look(Operations.diagnose, given)
     except (SchemaError, StoreUnavailable) as error:
-        return [about_no_database(error)]
+        found = [about_no_database(error)]
+    found = [replace(each, remedy=with_app(each.remedy)) for each in found]
+    is_ill = any(each.level == "fault" or (strict and each.level == "warning") for each in found)
+
+    def draw(findings: list[Finding], width: int) -> Iterator[Cell]:
+        for each in findings:
+            where = "" if each.queue is None else f"{each.queue}: "
+            yield Text.assemble((f"{each.level:<7}", STYLES[each.level]), f" {where}{each.check}: {each.message}")
+            yield f"        {each.remedy}"
+        if not is_ill:
+            yield "no fault was found" if findings else "nothing is wrong"
+
+    show(found, draw, given, document_of)
+    if is_ill:
+        sys.exit(1)

@@ -12,7 +12,7 @@ import click
 
 from fairlane.app import App
 from fairlane.cli.database import load_app
-from fairlane.cli.job_selection import keys_given
+from fairlane.cli.options import json_option, keys_given
 from fairlane.enqueue import Stamper
 from fairlane.errors import ConfigurationError, InvalidJob, UndecodablePayload, UnknownTask
 from fairlane.job import NewJob
@@ -23,15 +23,19 @@ from fairlane.task import Call, Task
 @click.command()
 @click.argument("app", metavar="MODULE:APP")
 @click.argument("task")
-@click.option("--args", "args", metavar="JSON", default="[]", help="Positional arguments: a JSON array.")
-@click.option("--kwargs", "kwargs", metavar="JSON", default="{}", help="Arguments by name: a JSON object.")
+@click.option(
+    "--args", "args", metavar="JSON", default="[]", show_default=False, help="Positional arguments: a JSON array."
+)
+@click.option(
+    "--kwargs", "kwargs", metavar="JSON", default="{}", show_default=False, help="Arguments by name: a JSON object."
+)
 @click.option("--queue", help="Another queue than the task's.")
 @click.option("--priority", type=int, help="Another priority than the task's.")
 @click.option("--delay", metavar="DURATION", help="Run it after this delay.")
 @click.option("--keys", metavar="NAME=VALUE", multiple=True, help="A key of the job; may be repeated.")
 @click.option("--context", metavar="JSON", help="What the queue's policy asks about the job: a JSON object.")
 @click.option("--dry-run", is_flag=True, help="Check the call and print the job, but do not store it.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@json_option()
 def enqueue(
     app: str,
     task: str,
@@ -41,7 +45,7 @@ def enqueue(
     context: str | None,
     dry_run: bool,
     as_json: bool,
-    **options: Any,
+    **given: Any,
 ) -> None:
     """Store one job of a task. The task goes by its full name, or by its last part where that is enough.
 
@@ -52,33 +56,34 @@ def enqueue(
     """
     loaded = load_app(app)
     found = _task(loaded, task)
-    options["keys"] = keys_given(keys, "--keys") or None
-    options["context"] = None if context is None else _json("--context", context, dict)
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    call = found.using(**given).call(*_json("--args", args, list), **_json("--kwargs", kwargs, dict))
+    given["keys"] = keys_given(keys, "--keys") or None
+    given["context"] = None if context is None else _json("--context", context, dict)
+    options = {name: value for name, value in given.items() if value is not None}
+    call = found.using(**options).call(*_json("--args", args, list), **_json("--kwargs", kwargs, dict))
     stamped = _checked(loaded, found, call)
     job = None if dry_run else str(asyncio.run(_store(loaded, call)))
     if as_json:
-        told = {"id": job, "queue": stamped.queue, "task": stamped.task, "keys": stamped.keys, "dry_run": dry_run}
-        click.echo(json.dumps(told))
+        document = {"id": job, "queue": stamped.queue, "task": stamped.task, "keys": stamped.keys, "dry_run": dry_run}
+        click.echo(json.dumps(document))
     elif dry_run:
-        said = found.codec.unsealed_call(call.args, call.kwargs).decode()
-        click.echo(f"would be stored: {stamped.task} in {stamped.queue}, {said}")
+        text = found.codec.unsealed_call(call.args, call.kwargs).decode()
+        click.echo(f"would be stored: {stamped.task} in {stamped.queue}, {text}")
     else:
         click.echo(job)
 
 
 def _task(app: App, name: str) -> Task[..., Any]:
+    """The task of this full name, or the only one whose last part it is."""
     if (found := app.registry.find(name)) is not None:
         return found
-    names = {task.name: task for task in app.registry}
-    alike = [task for full, task in names.items() if full.rpartition(".")[2] == name]
+    tasks = {task.name: task for task in app.registry}
+    alike = [full for full in tasks if full.rpartition(".")[2] == name]
     if len(alike) == 1:
-        return alike[0]
+        return tasks[alike[0]]
     if alike:
-        raise UnknownTask(f"several tasks are named {name!r}: {', '.join(sorted(task.name for task in alike))}")
-    similar = get_close_matches(name, [*names, *(full.rpartition(".")[2] for full in names)], n=1)
-    suggestion = f"did you mean {similar[0]!r}?" if similar else f"known are: {', '.join(sorted(names)) or 'none'}"
+        raise UnknownTask(f"several tasks are named {name!r}: {', '.join(sorted(alike))}")
+    similar = get_close_matches(name, [*tasks, *(full.rpartition(".")[2] for full in tasks)], n=1)
+    suggestion = f"did you mean {similar[0]!r}?" if similar else f"known are: {', '.join(sorted(tasks)) or 'none'}"
     raise UnknownTask(f"no task is named {name!r}; {suggestion}")
 
 

@@ -1,19 +1,22 @@
-"""`fairlane limit`, `weight`, `boost` and `overrides`: other numbers for single keys, and what is set."""
+"""`fairlane limit`, `weight`, `boost`, `pause`, `suspend` and `overrides`: what operators change, and what is set."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
 from typing import Any
 
 import click
+from rich.text import Text
 
-from fairlane.cli.changes import change, change_options, key_option, lasting_options, tell_overrides
-from fairlane.cli.database import app_of
-from fairlane.cli.job_selection import LookingGroup, keys_given, place_options
-from fairlane.cli.output import look_now
-from fairlane.cli.tables import ago, print_table
+from fairlane.cli.changes import changes, override_lines
+from fairlane.cli.options import LookingGroup, json_option, key_option, place_options
+from fairlane.cli.output import ago, columns, look_now, show
 from fairlane.clock import Instant
-from fairlane.operations import LimitInForce, Operations, document_of
+from fairlane.operations import LimitInForce, Operations, OverrideInForce, document_of
+
+LIMIT = click.argument("limit")
+KEYS = key_option("keys", "Only this key; repeat to combine several.")
+TASK = click.option("--task", help="Only of this task.")
 
 
 @click.group(cls=LookingGroup)
@@ -31,13 +34,8 @@ def limit() -> None:
 
 
 @limit.command("set")
-@click.argument("queue")
-@click.argument("limit", metavar="LIMIT")
-@click.argument("number", type=float)
-@key_option
-@lasting_options
-@change_options
-def set_limit(queue: str, limit: str, number: float, keys: tuple[str, ...], **options: Any) -> None:
+@changes("limits.set", LIMIT, click.argument("value", metavar="NUMBER", type=float), KEYS, lasts=True)
+def set_limit() -> None:
     """Give a limit another number for one key; for the whole queue if that is its scope.
 
     In force at every worker's next claim. A lower number preempts nothing: what runs drains first. To change a limit
@@ -48,31 +46,24 @@ def set_limit(queue: str, limit: str, number: float, keys: tuple[str, ...], **op
       fairlane limit set webhooks concurrency:account 20 --key account=acme
       fairlane limit set webhooks rate/1m:endpoint 10 --key endpoint=api.acme.com --until 2030-01-31T08:00
     """
-    named = keys_given(keys)
-    change(lambda on, intent: on.limits.set(queue, limit, number, keys=named, **intent), options)
 
 
 @limit.command("clear")
-@click.argument("queue")
-@click.argument("limit", metavar="LIMIT")
-@key_option
-@change_options
-def clear_limit(queue: str, limit: str, keys: tuple[str, ...], **options: Any) -> None:
+@changes("limits.clear", LIMIT, KEYS)
+def clear_limit() -> None:
     """Let a key have the number again that the policy declares.
 
     \b
     Example:
       fairlane limit clear webhooks concurrency:account --key account=acme
     """
-    named = keys_given(keys)
-    change(lambda on, intent: on.limits.clear(queue, limit, keys=named, **intent), options)
 
 
 @limit.command("list")
 @click.argument("queue", required=False)
 @place_options
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def list_limits(queue: str | None, app: str | None, url: str | None, as_json: bool) -> None:
+@json_option("a JSON array")
+def list_limits(queue: str | None, **given: Any) -> None:
     """List the limits of a queue, or of all: what the policy declares, what is in force, and who changed it.
 
     \b
@@ -80,19 +71,17 @@ def list_limits(queue: str | None, app: str | None, url: str | None, as_json: bo
       fairlane limit list
       fairlane limit list webhooks --json
     """
-    found, now = look_now(lambda on: _limits_by_queue(on, queue), app_of(app, url))
-    if as_json:
-        click.echo(json.dumps([{"queue": name, **document_of(each)} for name, each in found]))
-        return
-    if not found:
-        click.echo("no queue has a limit" if queue is None else f"queue {queue!r} has no limit")
-        return
-    headings: tuple[str, ...] = ("LIMIT", "KEY", "DECLARED", "IN FORCE", "SET BY", "ENDS", "REASON")
-    rows = [_row(each, now) for _, each in found]
-    if queue is None:
-        headings = ("QUEUE", *headings)
-        rows = [(name, *row) for (name, _), row in zip(found, rows, strict=True)]
-    print_table(headings, rows, ("QUEUE", "KEY", "SET BY", "REASON"))
+
+    def draw(found: list[tuple[str, LimitInForce]], width: int) -> list[Text]:
+        if not found:
+            return [Text("no queue has a limit" if queue is None else f"queue {queue!r} has no limit")]
+        first = 0 if queue is None else 1
+        headings = ("QUEUE", "LIMIT", "KEY", "DECLARED", "IN FORCE", "SET BY", "ENDS", "REASON")[first:]
+        rows = [_row(name, each, now)[first:] for name, each in found]
+        return columns(headings, rows, width, flexible=("QUEUE", "KEY", "SET BY", "REASON"))
+
+    found, now = look_now(lambda operations: _limits_by_queue(operations, queue), given)
+    show(found, draw, given, lambda found: [{"queue": name, **document_of(each)} for name, each in found])
 
 
 async def _limits_by_queue(operations: Operations, queue: str | None) -> list[tuple[str, LimitInForce]]:
@@ -101,19 +90,19 @@ async def _limits_by_queue(operations: Operations, queue: str | None) -> list[tu
     return [(name, each) for name in names for each in await operations.limits.list(name)]
 
 
-def _row(limit: LimitInForce, now: Instant) -> tuple[str, ...]:
+def _row(queue: str, limit: LimitInForce, now: Instant) -> tuple[str, ...]:
     keys = " ".join(f"{name}={value}" for name, value in limit.scope)
     everyone = "each partition" if limit.is_per_partition else "the whole queue"
     if limit.declared.by:
         everyone = "every key, by partition" if limit.is_per_partition else "every key"
+    override = limit.override
     return (
+        queue,
         limit.name.removesuffix(":"),
         keys or everyone,
         repr(limit.declared),
         "suspended" if limit.is_suspended else repr(limit.in_force),
-        limit.override.set_by if limit.override else "",
-        ago(limit.override.expires_at, now) if limit.override else "",
-        limit.override.reason if limit.override else "",
+        *((override.set_by, ago(override.expires_at, now), override.reason) if override else ("", "", "")),
     )
 
 
@@ -129,59 +118,48 @@ def weight() -> None:
 
 
 @weight.command("set")
-@click.argument("queue")
-@click.argument("number", type=float)
-@key_option
-@lasting_options
-@change_options
-def set_weight(queue: str, number: float, keys: tuple[str, ...], **options: Any) -> None:
+@changes("weights.set", click.argument("weight", metavar="NUMBER", type=float), KEYS, lasts=True)
+def set_weight() -> None:
     """Give a key another weight than the policy declares.
 
     \b
     Example:
       fairlane weight set webhooks 3 --key account=acme --reason "a larger plan"
     """
-    named = keys_given(keys)
-    change(lambda on, intent: on.weights.set(queue, number, keys=named, **intent), options)
 
 
 @weight.command("clear")
-@click.argument("queue")
-@key_option
-@change_options
-def clear_weight(queue: str, keys: tuple[str, ...], **options: Any) -> None:
+@changes("weights.clear", KEYS)
+def clear_weight() -> None:
     """Let a key have the weight again that the policy declares, and no boost.
 
     \b
     Example:
       fairlane weight clear webhooks --key account=acme
     """
-    named = keys_given(keys)
-    change(lambda on, intent: on.weights.clear(queue, keys=named, **intent), options)
 
 
 @click.command()
-@click.argument("queue")
-@key_option
-@click.option("--by", "factor", type=float, required=True, help="Multiply its weight by this factor.")
-@lasting_options
-@change_options
-def boost(queue: str, keys: tuple[str, ...], factor: float, **options: Any) -> None:
+@changes(
+    "weights.boost",
+    KEYS,
+    click.option("--by", "factor", type=float, required=True, help="Multiply its weight by this factor."),
+    lasts=True,
+)
+def boost() -> None:
     """Multiply the weight of a key, for a while. Limits hold all the same.
 
     \b
     Example:
       fairlane boost webhooks --key account=acme --by 4 --for 30m
     """
-    named = keys_given(keys)
-    change(lambda on, intent: on.weights.boost(queue, factor, keys=named, **intent), options)
 
 
 @click.command()
 @click.argument("queue", required=False)
 @place_options
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def overrides(queue: str | None, app: str | None, url: str | None, as_json: bool) -> None:
+@json_option("a JSON array")
+def overrides(queue: str | None, **given: Any) -> None:
     """List what operators have set, of one queue or of all.
 
     These are pauses, limits, weights and suspensions. One that the policy in force has no place for has no effect, and
@@ -192,22 +170,17 @@ def overrides(queue: str | None, app: str | None, url: str | None, as_json: bool
       fairlane overrides
       fairlane overrides webhooks --json
     """
-    found, now = look_now(lambda on: on.overrides.list(queue), app_of(app, url))
-    if as_json:
-        click.echo(json.dumps(document_of(found)))
-        return
-    tell_overrides(found, now)
-    if not found:
-        click.echo("nothing is overridden")
+
+    def draw(found: list[OverrideInForce], width: int) -> Iterable[str]:
+        return override_lines(found, now) if found else ["nothing is overridden"]
+
+    found, now = look_now(lambda operations: operations.overrides.list(queue), given)
+    show(found, draw, given, document_of)
 
 
 @click.command()
-@click.argument("queue")
-@key_option
-@click.option("--task", help="Only of this task.")
-@lasting_options
-@change_options
-def pause(queue: str, keys: tuple[str, ...], task: str | None, **options: Any) -> None:
+@changes("queues.pause", KEYS, TASK, lasts=True)
+def pause() -> None:
     """Start nothing more of a queue, of a key or of a task.
 
     What runs goes on. Every worker obeys at its next claim, and keys that are first seen later are covered.
@@ -218,16 +191,11 @@ def pause(queue: str, keys: tuple[str, ...], task: str | None, **options: Any) -
       fairlane pause webhooks --key account=acme
       fairlane pause webhooks --task shop.deliver --dry-run
     """
-    named = keys_given(keys)
-    change(lambda on, intent: on.queues.pause(queue, keys=named, task=task, **intent), options)
 
 
 @click.command()
-@click.argument("queue")
-@key_option
-@click.option("--task", help="Only of this task.")
-@change_options
-def resume(queue: str, keys: tuple[str, ...], task: str | None, **options: Any) -> None:
+@changes("queues.resume", KEYS, TASK)
+def resume() -> None:
     """End a pause: the one of exactly this queue, key or task. Who waited starts at once.
 
     \b
@@ -235,15 +203,11 @@ def resume(queue: str, keys: tuple[str, ...], task: str | None, **options: Any) 
       fairlane resume webhooks
       fairlane resume webhooks --key account=acme
     """
-    named = keys_given(keys)
-    change(lambda on, intent: on.queues.resume(queue, keys=named, task=task, **intent), options)
 
 
 @click.command()
-@click.argument("queue")
-@lasting_options
-@change_options
-def suspend(queue: str, **options: Any) -> None:
+@changes("queues.suspend", lasts=True)
+def suspend() -> None:
     """Let no limit of a queue hold anything back, for an emergency.
 
     The limits go on counting, so that they hold exactly when they come back. Pauses and turns stay.
@@ -252,17 +216,14 @@ def suspend(queue: str, **options: Any) -> None:
     Example:
       fairlane suspend webhooks --for 10m --reason "drain before the maintenance"
     """
-    change(lambda on, intent: on.queues.suspend(queue, **intent), options)
 
 
 @click.command()
-@click.argument("queue")
-@change_options
-def unsuspend(queue: str, **options: Any) -> None:
+@changes("queues.unsuspend")
+def unsuspend() -> None:
     """Let the limits of a queue hold again. What runs beyond them drains first.
 
     \b
     Example:
       fairlane unsuspend webhooks
     """
-    change(lambda on, intent: on.queues.unsuspend(queue, **intent), options)

@@ -9,7 +9,7 @@ import os
 import click
 
 from fairlane.cli.database import app_of
-from fairlane.cli.job_selection import app_or_url_options
+from fairlane.cli.options import app_or_url_options, json_option
 from fairlane.store.postgres.grants import grants as written
 from fairlane.store.scripts import Schema
 
@@ -17,9 +17,9 @@ from fairlane.store.scripts import Schema
 @click.command()
 @app_or_url_options
 @click.option("--print", "only_print", is_flag=True, help="Print the SQL that builds the schema and change nothing.")
-@click.option("--after", type=int, default=0, show_default=True, help="With --print: where it starts from.")
+@click.option("--after", type=int, default=0, help="With --print: where it starts from.")
 @click.option("--to", type=int, help="With --print: the last migration.  [default: the newest]")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@json_option()
 def migrate(app: str | None, url: str | None, only_print: bool, after: int, to: int | None, as_json: bool) -> None:
     """Bring a database's schema up to date.
 

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import click
 
-from fairlane.cli.changes import change_options, intent_of
-from fairlane.cli.database import app_of, operations_on
-from fairlane.cli.tables import Progress, plural
+from fairlane.cli.changes import is_interactive
+from fairlane.cli.database import app_of
+from fairlane.cli.options import change_options, intent_of
+from fairlane.cli.output import Progress, look, plural, show
 from fairlane.errors import ConfigurationError
-from fairlane.operations import PartitionPlan, Repartitioned, document_of
+from fairlane.operations import Operations, PartitionPlan, Repartitioned, document_of
 from fairlane.queue import check_divided_by
 
 
-@contextmanager
-def _resumable() -> Iterator[None]:
-    """Ctrl-C says what it leaves behind, and how to go on: what stands still is seen by nobody else at once."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if click.get_current_context().params["dry_run"]:
-            raise
-        raise click.ClickException(
-            "interrupted; if the change had begun (`fairlane doctor` says whether it had), keys that move stand still "
-            "until it is over: workers go on with it, and so does the same command; --abandon gives it up"
-        ) from None
-
-
 @click.command()
-@_resumable()
 @click.argument("queue")
 @click.option("--to", "to", type=click.IntRange(1), required=True, help="The new number of partitions.")
 @click.option("--by", "by", multiple=True, help="The key to partition by, if the queue has had only one partition.")
@@ -45,7 +26,7 @@ def _resumable() -> Iterator[None]:
 @click.option("--abandon", is_flag=True, help="Give up a change to another number that is under way.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @change_options
-def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, **options: Any) -> None:
+def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, **given: Any) -> None:
     """Change the number of a queue's partitions while it works.
 
     Keys whose partition changes stand still until what runs of them has ended, what waits has moved, and producers have
@@ -60,62 +41,68 @@ def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, **options: An
       fairlane partition email --to 4 --by account --yes --reason "one claim lock is not enough"
       fairlane partition email --to 4 --abandon
     """
-    done = asyncio.run(_change(queue, to, by, yes, options))
-    if done is None:
-        raise click.Abort
-    if options["as_json"]:
-        click.echo(json.dumps(document_of(done)))
-    else:
-        _tell(done)
+    app = app_of(given["app"], given["url"])
+    how = {**intent_of(given), "accept_missing_keys": given["accept_missing_keys"], "abandon": given["abandon"]}
 
-
-async def _change(queue: str, to: int, by: tuple[str, ...], yes: bool, options: dict[str, Any]) -> Repartitioned | None:
-    how = {name: options.pop(name) for name in ("accept_missing_keys", "abandon")}
-    intent = intent_of(options)
-    app = app_of(options["app"], options["url"])
-    async with operations_on(app) as operations:
+    async def ask(operations: Operations) -> Repartitioned:
         (stored,) = await operations.policies.show([queue])
         carried = () if stored.policy is None else stored.policy.stamped_keys
         check_divided_by(queue, by, carried, app.registry.of_queue(queue))
-        change = partial(operations.partitions.change, queue, to, by=by or None, **how)
-        if not (options["dry_run"] or yes):
-            plan = (await change(**{**intent, "dry_run": True})).plan
-            if not plan.is_empty and not _confirmed(plan):
-                return None
+        change = partial(operations.partitions.change, queue, to, by=by or None)
+        if not (given["dry_run"] or yes):
+            plan = (await change(**{**how, "dry_run": True})).plan
+            if not plan.is_empty and not _is_confirmed(plan):
+                raise click.Abort
         with Progress("moved") as progress:
-            return await change(on_progress=progress, **intent)
+            return await change(on_progress=progress, **how)
+
+    try:
+        done = look(ask, given)
+    except KeyboardInterrupt:
+        if given["dry_run"]:
+            raise
+        raise click.ClickException(INTERRUPTED) from None
+    show(done, _draw, given, document_of)
 
 
-def _confirmed(plan: PartitionPlan) -> bool:
-    if not sys.stdin.isatty():
+INTERRUPTED = (
+    "interrupted; if the change had begun (`fairlane doctor` says whether it had), keys that move stand still until it "
+    "is over: workers go on with it, and so does the same command; --abandon gives it up"
+)
+"""Says what is left behind and how to go on: what stands still is seen by nobody else at once."""
+
+
+def _is_confirmed(plan: PartitionPlan) -> bool:
+    if not is_interactive():
         raise ConfigurationError(
             f"queue {plan.queue!r} would go from {plan.before} to {plural(plan.after, 'partition')} and there is "
             "nobody to ask; give --yes, or --dry-run to see what moves"
         )
-    return click.confirm(f"{_said(plan)} Go on?", err=True)
+    return click.confirm(f"{_outlook(plan)} Go on?", err=True)
 
 
-def _said(plan: PartitionPlan) -> str:
+def _outlook(plan: PartitionPlan) -> str:
+    """What the change comes to, before it is made."""
     running = f"{plan.running:,} that {'runs has' if plan.running == 1 else 'run have'} ended"
     by = f" by {', '.join(plan.by)}" if plan.by else ""
     return (
-        f"{plan.queue}: {_given_up(plan)}{plan.before} → {plural(plan.after, 'partition')}{by}; "
-        f"{plural(plan.waiting, 'waiting job')} of keys that move {'goes' if plan.waiting == 1 else 'go'} to another "
-        f"partition{f', once {running}' if plan.running else ''}."
+        f"{_heads(plan)}{by}; {plural(plan.waiting, 'waiting job')} of keys that move "
+        f"{'goes' if plan.waiting == 1 else 'go'} to another partition{f', once {running}' if plan.running else ''}."
     )
 
 
-def _given_up(plan: PartitionPlan) -> str:
-    return "" if plan.gives_up is None else f"the change to {plan.gives_up} is given up; "
+def _heads(plan: PartitionPlan) -> str:
+    given_up = "" if plan.gives_up is None else f"the change to {plan.gives_up} is given up; "
+    return f"{plan.queue}: {given_up}{plan.before} → {plural(plan.after, 'partition')}"
 
 
-def _tell(done: Repartitioned) -> None:
+def _draw(done: Repartitioned, width: int) -> list[str]:
     plan = done.plan
     if plan.is_empty:
-        click.echo(f"{plan.queue}: nothing to change: it has {plan.after} already")
-    elif done.is_dry_run:
-        click.echo(_said(plan))
-    else:
-        partitions, jobs = plural(plan.after, "partition"), plural(done.moved, "job")
-        click.echo(f"{plan.queue}: {_given_up(plan)}{plan.before} → {partitions}, {jobs} moved")
-        click.echo(f"declare partitions={plan.after} in the program; one that declares another number goes by this one")
+        return [f"{plan.queue}: nothing to change: it has {plan.after} already"]
+    if done.is_dry_run:
+        return [_outlook(plan)]
+    return [
+        f"{_heads(plan)}, {plural(done.moved, 'job')} moved",
+        f"declare partitions={plan.after} in the program; one that declares another number goes by this one",
+    ]

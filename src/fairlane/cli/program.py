@@ -21,11 +21,11 @@ SECTIONS = {
         "dashboard": ("dashboard:dashboard", "Serve the dashboard."),
     },
     "Look": {
-        "status": ("status:status", "Say whether work flows, who waits and why, and what to do."),
-        "top": ("top:top", "Watch the keys of a queue, or of the busiest queues."),
-        "queues": ("queues:queues", "List the queues, or show one."),
-        "keys": ("keys:keys", "List the keys of a queue, or show one."),
-        "workers": ("workers:workers", "List the workers: slots in use, what they serve, when last seen."),
+        "status": ("views:status", "Say whether work flows, who waits and why, and what to do."),
+        "top": ("views:top", "Watch the keys of a queue, or of the busiest queues."),
+        "queues": ("views:queues", "List the queues, or show one."),
+        "keys": ("views:keys", "List the keys of a queue, or show one."),
+        "workers": ("views:workers", "List the workers: slots in use, what they serve, when last seen."),
         "explain": ("explain:explain", "Say why a job, a key or a queue waits."),
         "doctor": ("doctor:doctor", "Look for what is wrong, and say what to do."),
         "audit": ("audit:audit", "List what operators did, newest first: who, when, what and why."),
@@ -96,7 +96,7 @@ class Program(click.Group):
 @click.group(
     cls=Program,
     commands=_Imported(),
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
 @click.version_option(package_name="fairlane", message="%(version)s")
 def program() -> None:

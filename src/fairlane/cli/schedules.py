@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import click
+from rich.text import Text
 
-from fairlane.cli.changes import change_options, intent_of
-from fairlane.cli.job_selection import LookingGroup, app_or_url_options
-from fairlane.cli.output import look
-from fairlane.cli.tables import ago, print_table
+from fairlane.cli.options import (
+    Decorator,
+    LookingGroup,
+    app_or_url_options,
+    change_options,
+    intent_of,
+    json_option,
+    options,
+)
+from fairlane.cli.output import ago, columns, look, show
 from fairlane.clock import Instant
 from fairlane.operations import ScheduleView, document_of
-from fairlane.operations.schedules import Schedules
 
 
 @click.group(cls=LookingGroup)
@@ -33,8 +39,8 @@ def schedules() -> None:
 
 @schedules.command("list")
 @app_or_url_options
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def list_(app: str | None, url: str | None, as_json: bool) -> None:
+@json_option()
+def list_(**given: Any) -> None:
     """List all schedules: when each is due, what it enqueues, and what it enqueued last.
 
     One that is orphaned is declared by no worker any more, and is not fired.
@@ -44,15 +50,15 @@ def list_(app: str | None, url: str | None, as_json: bool) -> None:
       fairlane schedules list
       fairlane schedules list --json
     """
-    found = look(lambda operations: operations.schedules.list(), app, url)
-    if as_json:
-        click.echo(json.dumps({"schedules": document_of(found)}))
-        return
+    found = look(lambda operations: operations.schedules.list(), given)
+    show(found, _draw, given, lambda found: {"schedules": document_of(found)})
+
+
+def _draw(found: list[ScheduleView], width: int) -> list[Text]:
     if not found:
-        click.echo("there are no schedules; workers declare them when they start: app.schedule(…)")
-        return
+        return [Text("there are no schedules; workers declare them when they start: app.schedule(…)")]
     headings = ("NAME", "STATE", "WHEN", "NEXT", "LAST", "TASK", "QUEUE", "LAST JOB")
-    print_table(headings, [_row(each) for each in found], ("NAME", "WHEN", "TASK", "QUEUE"))
+    return columns(headings, [*map(_row, found)], width, flexible=("NAME", "WHEN", "TASK", "QUEUE"))
 
 
 def _row(view: ScheduleView) -> tuple[str, ...]:
@@ -67,57 +73,62 @@ def _due(at: Instant | None, now: Instant) -> str:
     return ago(at, now) if at is None or at > now else f"{ago(at, now)} late"
 
 
+def _changes(done: str) -> Decorator[Any]:
+    """A command that calls the method of `operations.schedules` that has its name. `done` is its past participle."""
+
+    def decorate(function: Callable[[], None]) -> Any:
+        @options(click.argument("name"), change_options)
+        @wraps(function)
+        def command(name: str, **given: Any) -> None:
+            intent = intent_of(given)
+            view = look(lambda operations: getattr(operations.schedules, function.__name__)(name, **intent), given)
+            would = "would be " if given["dry_run"] else ""
+            document = document_of(view) | {"is_dry_run": given["dry_run"]}
+            show(view, lambda view, width: [_sentence(view, f"{would}{done}")], given, lambda _: document)
+
+        return command
+
+    return decorate
+
+
+def _sentence(view: ScheduleView, done: str) -> str:
+    """What was done to a schedule, and when it fires next."""
+    triggers = view.triggers_in_words and f"; {view.triggers_in_words}"
+    due = ""
+    if view.next_at is not None:
+        due = f"; its next slot {'comes' if view.next_at > view.now else 'is'} {_due(view.next_at, view.now)}"
+    orphaned = "; no worker has it, so that nobody fires it" if view.state == "orphaned" else ""
+    return f"{view.name}: {done}{triggers}{due}{orphaned}"
+
+
 @schedules.command()
-@click.argument("name")
-@change_options
-def pause(name: str, **options: Any) -> None:
+@_changes("paused")
+def pause() -> None:
     """Fire a schedule no more, until it is resumed. Slots that come meanwhile are not made up for.
 
     \b
     Example:
       fairlane schedules pause nightly-report --reason "the warehouse is down"
     """
-    _change(lambda schedules: schedules.pause, name, "paused", options)
 
 
 @schedules.command()
-@click.argument("name")
-@change_options
-def resume(name: str, **options: Any) -> None:
+@_changes("resumed")
+def resume() -> None:
     """Let a schedule fire again, from its next slot on.
 
     \b
     Example:
       fairlane schedules resume nightly-report
     """
-    _change(lambda schedules: schedules.resume, name, "resumed", options)
 
 
 @schedules.command()
-@click.argument("name")
-@change_options
-def trigger(name: str, **options: Any) -> None:
+@_changes("triggered")
+def trigger() -> None:
     """Let a worker fire a schedule once, at once and beside its slots. It may be paused.
 
     \b
     Example:
       fairlane schedules trigger nightly-report --reason "the figures were corrected"
     """
-    _change(lambda schedules: schedules.trigger, name, "triggered", options)
-
-
-def _change(
-    action: Callable[[Schedules], Callable[..., Awaitable[ScheduleView]]], name: str, done: str, options: dict[str, Any]
-) -> None:
-    intent = intent_of(options)
-    view = look(lambda operations: action(operations.schedules)(name, **intent), options["app"], options["url"])
-    if options["as_json"]:
-        click.echo(json.dumps(document_of(view) | {"is_dry_run": options["dry_run"]}))
-        return
-    would = "would be " if options["dry_run"] else ""
-    triggers = view.triggers_in_words and f"; {view.triggers_in_words}"
-    due = ""
-    if view.next_at is not None:
-        due = f"; its next slot {'comes' if view.next_at > view.now else 'is'} {_due(view.next_at, view.now)}"
-    orphaned = "; no worker has it, so that nobody fires it" if view.state == "orphaned" else ""
-    click.echo(f"{view.name}: {would}{done}{triggers}{due}{orphaned}")

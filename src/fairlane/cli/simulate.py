@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
+from rich.text import Text
 
 from fairlane.cli.database import app_of, existing_store, load_app
-from fairlane.cli.job_selection import place_options
-from fairlane.cli.tables import Progress, print_table
-from fairlane.cli.worker import COLLECT_AFTER
+from fairlane.cli.options import json_option, place_options
+from fairlane.cli.output import Progress, columns, show, wrapped
+from fairlane.cli.worker import spare_the_collector
 from fairlane.clock import measured, microseconds
 from fairlane.errors import ConfigurationError, UnknownQueue
-from fairlane.policy.policy import POLICY_EXAMPLE, Policy, parse_policy
+from fairlane.operations.requests import in_force
+from fairlane.operations.trials import Misread, read_policy_text
+from fairlane.policy.policy import Policy
 from fairlane.simulation.measures import Group, Simulation, measure, report_by, timeline
 from fairlane.simulation.plots import plot_simulations, plot_timeline
 from fairlane.simulation.replay import read_history, record
 from fairlane.simulation.run import Recording, SimulatedJob
 from fairlane.simulation.workload import Workload, read_trace
-from fairlane.store import records
-from fairlane.store.rows import not_among
 
 
 @click.command()
@@ -36,25 +33,23 @@ from fairlane.store.rows import not_among
 @click.option("--workload", metavar="FILE", help="A declared workload, as TOML or JSON.")
 @click.option("--trace", metavar="FILE", help='Jobs as JSON lines: {"at": 0.5, "keys": {…}, "run_time": 0.05}.')
 @click.option("--history", metavar="QUEUE", help="What ran in a queue of --app or --url; its policy, unless named.")
-@click.option("--last", default="1h", show_default=True, help="How far back --history goes.")
-@click.option("--limit", type=click.IntRange(1), default=200_000, show_default=True, help="Jobs of --history, at most.")
-@click.option(
-    "--slots", type=click.IntRange(1), default=100, show_default=True, help="Total number of concurrent jobs."
-)
+@click.option("--last", default="1h", help="How far back --history goes.")
+@click.option("--limit", type=click.IntRange(1), default=200_000, help="Jobs of --history, at most.")
+@click.option("--slots", type=click.IntRange(1), default=100, help="Total number of concurrent jobs.")
 @click.option("--seed", type=int, help="Another seed than the workload's.")
-@click.option("--claim-time", default="4ms", show_default=True, help="How long a claim takes.")
-@click.option("--settle-time", default="4ms", show_default=True, help="How long a settlement takes.")
+@click.option("--claim-time", default="4ms", help="How long a claim takes.")
+@click.option("--settle-time", default="4ms", help="How long a settlement takes.")
 @click.option("--until", metavar="DURATION", help="Stop after this long.  [default: when all is done]")
 @click.option("--by", metavar="KEY[,KEY]", help="Group results by these keys.  [default: the fair key]")
-@click.option("--keys", "shown_keys", type=click.IntRange(0), default=5, show_default=True, help="Keys to list.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, with every key.")
+@click.option("--keys", "shown_keys", type=click.IntRange(0), default=5, help="Keys to list.")
+@json_option("a JSON object, with every key")
 @click.option("--plot", metavar="DIR", help="Write plots into this folder, as SVG.")
 @place_options
-def simulate(as_json: bool, plot: str | None, shown_keys: int, **options: Any) -> None:
+def simulate(plot: str | None, shown_keys: int, **options: Any) -> None:
     """Try a policy, or two, on a virtual clock.
 
     Runs the plan that real claims use over a declared workload, a trace, or what a queue has just been through, and
-    tells waits, shares, fairness and how far limits were used. Touches no queue.
+    reports waits, shares, fairness and how far limits were used. Touches no queue.
 
     \b
     Example:
@@ -67,33 +62,35 @@ def simulate(as_json: bool, plot: str | None, shown_keys: int, **options: Any) -
         raise ConfigurationError("which jobs? Give one of --workload FILE, --trace FILE and --history QUEUE")
     policies, jobs = _policies_and_jobs(options)
     by = tuple(filter(None, (options["by"] or "").split(","))) or next(filter(None, map(report_by, policies)), ())
+    # Rows come and go by the thousand and form no cycles: looking for some takes a tenth of a long simulation.
+    spare_the_collector()
     recordings = [_record(each, jobs, options) for each in policies]
-    found: list[Simulation] = [measure(each, by) for each in recordings]
+    found = [measure(each, by) for each in recordings]
     if plot:
         write_plots(plot, found, recordings)
-    if as_json:
-        click.echo(json.dumps({"simulations": [each.to_document() for each in found]}))
-    else:
-        tell_simulations(found, shown_keys)
+    show(
+        found,
+        lambda found, width: _draw(found, shown_keys, width),
+        options,
+        lambda found: {"simulations": [each.to_document() for each in found]},
+    )
 
 
 def _policies_and_jobs(options: dict[str, Any]) -> tuple[list[Policy], list[SimulatedJob]]:
-    policy = read_policy("--policy", options["policy_file"]) if options["policy_file"] else None
-    against = [read_policy("--against", options["against"])] if options["against"] else []
-    if options["history"]:
-        stored, jobs = _remembered(options)
-        return [policy or _declared(options, required=False) or stored, *against], jobs
-    policy = policy or _declared(options, required=True)
-    return [*filter(None, [policy]), *against], _foreseen(options)
+    stored, jobs = _remembered(options) if options["history"] else (None, _foreseen(options))
+    if options["policy_file"]:
+        policy = read_policy("--policy", options["policy_file"])
+    elif stored is None or options["queue"]:
+        policy = _declared(options["app"], options["queue"])
+    else:
+        policy = stored
+    return [policy, *([read_policy("--against", options["against"])] if options["against"] else [])], jobs
 
 
-def _declared(options: dict[str, Any], *, required: bool) -> Policy | None:
+def _declared(place: str | None, name: str | None) -> Policy:
     """What the app declares for the queue that was named, or for the only one it has."""
-    place, name = options["app"], options["queue"]
-    if not place and (required or name):
+    if not place:
         raise ConfigurationError("which policy? Give --policy FILE, or --app module:app with --queue NAME")
-    if not place or (not required and not name):
-        return None
     queues = load_app(place).queues
     if name is None and len(queues) == 1:
         name = next(iter(queues))
@@ -112,74 +109,54 @@ def _foreseen(options: dict[str, Any]) -> list[SimulatedJob]:
 
 def _remembered(options: dict[str, Any]) -> tuple[Policy, list[SimulatedJob]]:
     """The policy in force for a queue, and what ran there."""
-    queue, last = options["history"], microseconds(options["last"])
+    queue, last, limit = options["history"], microseconds(options["last"]), options["limit"]
 
-    async def look() -> tuple[Policy, list[SimulatedJob]]:
+    async def read() -> tuple[Policy, list[SimulatedJob]]:
         async with existing_store(app_of(options["app"], options["url"])) as store:
-            declared = await store.policy(queue)
-            if declared is None:
-                raise not_among(queue, await store.run(records.queues()))
+            policy = (await in_force(store, queue)).policy
             with Progress("jobs read") as progress:
                 now = await store.now()
-                jobs = await read_history(store, queue, now, last, limit=options["limit"], on_progress=progress)
-            return declared.policy, jobs
+                return policy, await read_history(store, queue, now, last, limit=limit, on_progress=progress)
 
-    policy, jobs = asyncio.run(look())
+    policy, jobs = asyncio.run(read())
     if not jobs:
         raise ConfigurationError(f"no job of queue {queue!r} ended within the last {options['last']}; give --last")
-    if len(jobs) >= options["limit"]:
+    if len(jobs) >= limit:
         click.echo(f"the newest {len(jobs):,} jobs were read and there may be more; raise --limit", err=True)
     return policy, jobs
 
 
-@contextmanager
-def _fewer_collections() -> Iterator[None]:
-    """Rows come and go by the thousand and form no cycles: looking for some takes a tenth of a long simulation."""
-    young, *older = gc.get_threshold()
-    gc.set_threshold(max(young, COLLECT_AFTER) if young else 0, *older)
-    try:
-        yield
-    finally:
-        gc.set_threshold(young, *older)
-
-
 def _record(policy: Policy, jobs: Iterable[SimulatedJob], options: dict[str, Any]) -> Recording:
-    with Progress("jobs simulated") as progress, _fewer_collections():
-        return record(
-            policy,
-            jobs,
-            slots=options["slots"],
-            claim_time=options["claim_time"],
-            settle_time=options["settle_time"],
-            until=options["until"],
-            on_progress=progress,
-        )
+    how = {name: options[name] for name in ("slots", "claim_time", "settle_time", "until")}
+    with Progress("jobs simulated") as progress:
+        return record(policy, jobs, **how, on_progress=progress)
 
 
 LETTERS = "AB"
 
 
-def tell_simulations(simulations: Sequence[Simulation], shown_keys: int) -> None:
+WITHOUT_NUMBERS = (
+    "{:,} jobs brought no number for a limit or weight that the policy takes from its jobs: it was 1 until another job "
+    "of their key brought one"
+)
+
+
+def _draw(simulations: Sequence[Simulation], shown_keys: int, width: int) -> list[Text]:
     """One policy, or two side by side: line by line, the first above the second."""
-    marked = list(zip(LETTERS, simulations, strict=False))
+    marked = list(zip(LETTERS if len(simulations) > 1 else [""], simulations, strict=True))
+    lines: list[Text] = []
     for letter, each in marked:
-        mark = f"{letter}: " if len(marked) > 1 else ""
-        click.echo(f"{mark}{each.policy}")
-        click.echo(f"   {_summary(each)}")
+        lines += [Text(f"{letter}: {each.policy}" if letter else each.policy), Text(f"   {_summary(each)}")]
         if each.without_numbers:
-            click.echo(
-                f"   {each.without_numbers:,} jobs brought no number for a limit or weight that the policy takes from "
-                "its jobs: it was 1 until another job of their key brought one"
-            )
-    click.echo()
-    _print_groups("CLASS", [(letter, list(each.classes)) for letter, each in marked], with_busy=True)
+            lines += wrapped(WITHOUT_NUMBERS.format(each.without_numbers), width, "   ")
+    lines += [Text(""), *_groups("CLASS", [(letter, each.classes) for letter, each in marked], width, with_busy=True)]
     if shown_keys and any(each.by for each in simulations):
-        click.echo()
-        slowest = [(letter, _slowest(each, shown_keys)) for letter, each in marked]
-        _print_groups(f"SLOWEST {', '.join(simulations[0].by).upper()}", slowest, with_busy=False)
+        slowest = [(letter, each.slowest(shown_keys)) for letter, each in marked]
+        name = f"SLOWEST {', '.join(simulations[0].by).upper()}"
+        lines += [Text(""), *_groups(name, slowest, width, with_busy=False)]
     limits = [
         (
-            *([letter] if len(marked) > 1 else []),
+            letter,
             use.limit,
             f"{use.keys:,}",
             _percent(use.full),
@@ -191,50 +168,46 @@ def tell_simulations(simulations: Sequence[Simulation], shown_keys: int) -> None
         for use in each.limits
     ]
     if limits:
-        click.echo()
-        headings = ("LIMIT", "KEYS", "FULL", "FULL AND WAITED FOR", "FULLEST KEY", "LANES WAITED")
-        print_table((*([""] if len(marked) > 1 else []), *headings), limits, ("LIMIT", "FULLEST KEY"))
+        headings = ("", "LIMIT", "KEYS", "FULL", "FULL AND WAITED FOR", "FULLEST KEY", "LANES WAITED")
+        lines += [Text(""), *_columns(headings, limits, width, ("LIMIT", "FULLEST KEY"))]
+    return lines
+
+
+def _columns(
+    headings: Sequence[str], rows: Sequence[tuple[str, ...]], width: int, flexible: Sequence[str]
+) -> list[Text]:
+    """A table; of a single policy without the first column, its letter."""
+    first = 0 if any(row[0] for row in rows) else 1
+    return columns(headings[first:], [row[first:] for row in rows], width, flexible=flexible)
 
 
 def _summary(each: Simulation) -> str:
     jain = "" if each.jain is None else f", Jain index {each.jain:.3f}"
-    others = "".join(
-        f", {count:,} {what}"
-        for count, what in ((each.retried, "retried"), (each.dead, "dead"), (each.left, "left"))
-        if count
-    )
+    others = ((each.retried, "retried"), (each.dead, "dead"), (each.left, "left"))
     return (
         f"{each.runs:,} runs in {measured(each.seconds)} on {each.slots:,} slots, "
-        f"utilisation {_percent(each.utilisation)}{jain}{others}"
+        f"utilisation {_percent(each.utilisation)}{jain}"
+        + "".join(f", {count:,} {what}" for count, what in others if count)
     )
 
 
-def _slowest(each: Simulation, count: int) -> list[Group]:
-    return sorted(each.keys, key=lambda group: -group.waits.p95)[:count]
-
-
-def _print_groups(heading: str, found: list[tuple[str, list[Group]]], *, with_busy: bool) -> None:
+def _groups(heading: str, found: Sequence[tuple[str, Sequence[Group]]], width: int, *, with_busy: bool) -> list[Text]:
     places = {name: nth for nth, name in enumerate(dict.fromkeys(group.name for _, each in found for group in each))}
-    every = [(places[group.name], letter, group) for letter, groups in found for group in groups]
-    rows = [
-        _row(letter if len(found) > 1 else None, group, with_busy=with_busy)
-        for _, letter, group in sorted(every, key=lambda entry: entry[:2])
-    ]
-    letters = [""] if len(found) > 1 else []
-    busy = ["WHILE ALL WAITED"] if with_busy else []
-    headings = (*letters, heading, "RUNS", "P50", "P95", "P99", "MAX", "SHARE", *busy)
-    print_table(headings, rows, (heading,))
+    every = sorted((places[group.name], letter, _row(letter, group)) for letter, groups in found for group in groups)
+    headings = ("", heading, "RUNS", "P50", "P95", "P99", "MAX", "SHARE", "WHILE ALL WAITED")
+    last = len(headings) if with_busy else -1
+    return _columns(headings[:last], [row[:last] for _, _, row in every], width, (heading,))
 
 
-def _row(letter: str | None, group: Group, *, with_busy: bool) -> tuple[str, ...]:
+def _row(letter: str, group: Group) -> tuple[str, ...]:
     waits = group.waits
     return (
-        *([] if letter is None else [letter]),
+        letter,
         group.name,
         f"{group.runs:,}" + (f" (+{group.left:,} left)" if group.left else ""),
         *(measured(each) for each in (waits.p50, waits.p95, waits.p99, waits.max)),
         _percent(group.share),
-        *([] if not with_busy else ["" if group.share_when_busy is None else _percent(group.share_when_busy)]),
+        "" if group.share_when_busy is None else _percent(group.share_when_busy),
     )
 
 
@@ -269,15 +242,8 @@ def read_bytes(option: str, path: str) -> bytes:
 
 def read_policy(option: str, path: str) -> Policy:
     """The policy that a file holds."""
-    try:
-        found = msgspec.json.decode(read_bytes(option, path))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"{option} {path}: this is not JSON ({error}); a policy looks like {POLICY_EXAMPLE}"
-        ) from None
-    if isinstance(found, list) and len(found) == 1:
-        found = found[0]
-    if not isinstance(found, dict):
-        what = f"{len(found)} policies" if isinstance(found, list) else f"a {type(found).__name__}"
-        raise ConfigurationError(f"{option} {path}: this holds {what}, not one policy such as {POLICY_EXAMPLE}")
-    return parse_policy(found, f"{option} {path}")
+    found = read_policy_text(read_bytes(option, path).decode(errors="replace"))
+    if isinstance(found, Misread):
+        line = "" if found.line is None else f", line {found.line}"
+        raise ConfigurationError(f"{option} {path}{line}: {found.words}")
+    return found

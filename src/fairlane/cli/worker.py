@@ -8,17 +8,17 @@ import os
 import platform
 import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from fairlane.app import App
 from fairlane.cli.database import load_app
-from fairlane.cli.job_selection import app_options
+from fairlane.cli.options import app_options, options
 from fairlane.clock import lasting
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.policy.partitions import parse_partition
@@ -29,43 +29,31 @@ from fairlane.worker.processes import command_of_worker
 from fairlane.worker.worker import name_of_process
 
 COLLECT_AFTER = 100_000
-"""Values made and not yet let go of. A claim makes as many and lets go of them all; at Python's 700, looking for cycles
-among them took a fifth of its time."""
+"""Objects allocated and not yet freed before Python looks for cycles. A claim allocates about as many and frees them
+all; at Python's 700, looking for cycles among them took a fifth of its time."""
 
-LOG_LEVELS = ["debug", "info", "warning", "error"]
-LOG_FORMATS = ["text", "json"]
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def logging_options(command: F) -> F:
-    """`--log-level` and `--log-format`, of every command that goes on until it is stopped."""
-    level = click.option(
+logging_options = options(
+    click.option(
         "--log-level",
-        type=click.Choice(LOG_LEVELS),
+        type=click.Choice(["debug", "info", "warning", "error"]),
         default="info",
-        show_default=True,
         help="Failures are logged at warning, dead jobs at error, every job at debug.",
-    )
-    form = click.option(
+    ),
+    click.option(
         "--log-format",
-        type=click.Choice(LOG_FORMATS),
+        type=click.Choice(["text", "json"]),
         default="text",
-        show_default=True,
         help="Text for people, or one JSON object per line.",
-    )
-    return level(form(command))
-
-
-def metrics_options() -> Callable[[F], F]:
-    """`--metrics-port` and `--metrics-host`."""
-    port = click.option(
+    ),
+)
+metrics_options = options(
+    click.option(
         "--metrics-port",
         type=click.IntRange(0, 65_535),
         help="Serve /metrics, /healthz and /readyz on this port.  [default: none]",
-    )
-    host = click.option("--metrics-host", default="127.0.0.1", show_default=True, help="The address to bind to.")
-    return lambda command: port(host(command))
+    ),
+    click.option("--metrics-host", default="127.0.0.1", help="The address to bind to."),
+)
 
 
 @click.command()
@@ -78,47 +66,33 @@ def metrics_options() -> Callable[[F], F]:
     "--order",
     type=click.Choice(["weighted", "strict"]),
     default="weighted",
-    show_default=True,
     help="Between queues: by weight, or strictly in the order given.",
 )
-@click.option("--concurrency", type=int, default=100, show_default=True, help="Concurrent jobs in each process.")
+@click.option("--concurrency", type=int, default=100, help="Concurrent jobs in each process.")
 @click.option(
-    "--processes",
-    type=click.IntRange(1, 256),
-    default=1,
-    show_default=True,
-    help="Processes that run jobs; one more claims for them.",
+    "--processes", type=click.IntRange(1, 256), default=1, help="Processes that run jobs; one more claims for them."
 )
-@click.option("--lease", default="30s", show_default=True, help="How long a claim is held without a heartbeat.")
-@click.option("--drain-timeout", default="30s", show_default=True, help="How long jobs may go on after SIGTERM.")
-@click.option(
-    "--long-run", default="30s", show_default=True, help="The least time after which a run is reported as long."
-)
+@click.option("--lease", default="30s", help="How long a claim is held without a heartbeat.")
+@click.option("--drain-timeout", default="30s", help="How long jobs may go on after SIGTERM.")
+@click.option("--long-run", default="30s", help="The least time after which a run is reported as long.")
 @click.option("--name", help="Display name of this worker.  [default: host:pid]")
-@metrics_options()
+@metrics_options
 @click.option(
-    "--metrics-fleet/--no-metrics-fleet",
-    default=True,
-    show_default=True,
-    help="Report on the whole fleet too, from the database.",
+    "--metrics-fleet/--no-metrics-fleet", default=True, help="Report on the whole fleet too, from the database."
 )
 @click.option(
     "--metrics-keys",
     type=click.IntRange(0, 500),
     default=20,
-    show_default=True,
     help="Keys that are named in metrics, those with most jobs waiting.",
 )
 @click.option(
     "--traces",
     type=click.Choice(["linked", "nested"]),
     default="linked",
-    show_default=True,
     help="Runs in traces of their own, linked to the enqueue, or in its trace.",
 )
-@click.option(
-    "--banner/--no-banner", default=True, show_default=True, help="Log the app, its store and its queues at the start."
-)
+@click.option("--banner/--no-banner", default=True, help="Log the app, its store and its queues at the start.")
 @logging_options
 @click.option("--mate", type=int, hidden=True)
 @click.option("--black-box", type=int, hidden=True)
@@ -131,7 +105,7 @@ def worker(
     log_format: str,
     mate: int | None,
     black_box: int | None,
-    **options: Any,
+    **given: Any,
 ) -> None:
     """Run the jobs of an app.
 
@@ -148,13 +122,13 @@ def worker(
       fairlane worker shop:app --metrics-port 9100 --log-format json
     """
     end_well_when_stopped_early()
-    name, traces, processes = options["name"], options["traces"], options["processes"]
+    name, traces, processes = given["name"], given["traces"], given["processes"]
     log_to_stderr(log_level, log_format, name)
-    # Loaded and checked here even when other processes run the jobs: a mistake is told once, and not by each of them.
+    # Checked here even when other processes run the jobs: a mistake is reported once, and not by each of them.
     loaded = load_app(app)
     if mate is not None and black_box is not None:
-        _spare_the_collector()
-        of_mate = WorkerOptions(concurrency=options["concurrency"], name=name, traces=traces)
+        spare_the_collector()
+        of_mate = WorkerOptions(concurrency=given["concurrency"], name=name, traces=traces)
         run_mate(loaded, of_mate, mate, black_box)
         return
     declared = loaded.queue_names
@@ -165,23 +139,21 @@ def worker(
             "every queue of this app is forwarded to an engine; run `fairlane forward`, or name with --queues what to "
             "run here instead"
         )
-    # What the processes that run jobs are told. They bear its name, in logs and events.
-    given = {
-        "--name": name or name_of_process(),
-        "--traces": traces,
-        "--log-level": log_level,
-        "--log-format": log_format,
-    }
-    command = command_of_worker([app, "--no-banner", *(part for option in given.items() for part in option)])
-    chosen = WorkerOptions(queues=queue_shares(queues, slots, own), command=command, **options)
+    # The processes that run jobs bear its name, in logs and events.
+    passed = ("--name", name or name_of_process(), "--traces", traces)
+    logs = ("--log-level", log_level, "--log-format", log_format)
+    command = command_of_worker([app, "--no-banner", *passed, *logs])
+    chosen = WorkerOptions(queues=queue_shares(queues, slots, own), command=command, **given)
     if banner:
-        _log_banner(app, loaded, chosen.serving(own), processes)
-    _spare_the_collector()
+        # A record for each line: it must survive whatever formats the log.
+        for line, fields in _banner(app, loaded, chosen.serving(own), processes):
+            logging.getLogger("fairlane.worker").info("%s", line, extra=fields)
+    spare_the_collector()
     raise SystemExit(run_worker(loaded, chosen))
 
 
 def end_well_when_stopped_early() -> None:
-    """Until the worker listens for signals itself, it holds nothing: being stopped is no failure."""
+    """Exit with status 0 at a signal: until the worker listens for signals itself, it holds nothing."""
 
     def leave(*_: object) -> None:
         raise SystemExit(0)
@@ -190,8 +162,8 @@ def end_well_when_stopped_early() -> None:
         signal.signal(number, leave)
 
 
-def _spare_the_collector() -> None:
-    """This process is ours: let Python's collector look less often, and never at what was loaded to stay."""
+def spare_the_collector() -> None:
+    """Let Python's collector run less often, and never look at what is loaded already: this process is ours."""
     gc.collect()
     gc.freeze()
     young, *older = gc.get_threshold()
@@ -199,45 +171,32 @@ def _spare_the_collector() -> None:
         gc.set_threshold(COLLECT_AFTER, *older)
 
 
-def _log_banner(place: str, app: App, options: WorkerOptions, processes: int) -> None:
-    """What this worker is and serves, a record for each line: it must survive whatever formats the log."""
-    for line, fields in _banner(place, app, options, processes):
-        logging.getLogger("fairlane.worker").info("%s", line, extra=fields)
-
-
-def _banner(place: str, app: App, options: WorkerOptions, processes: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    slots, tasks, store = options.concurrency, len(list(app.registry)), without_secrets(app.url)
+def _banner(place: str, app: App, chosen: WorkerOptions, processes: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What this worker is and serves, line by line, and the same as fields."""
+    slots, tasks, store = chosen.concurrency, len(list(app.registry)), without_secrets(app.url)
     yield f"fairlane {version('fairlane')} on Python {platform.python_version()}, process {os.getpid()}", {}
-    yield f"app:    {place} with {_count(tasks, 'task')}", {"app": place, "tasks": tasks}
+    yield f"app:    {place} with {tasks:,} task{'' if tasks == 1 else 's'}", {"app": place, "tasks": tasks}
     yield f"store:  {store}", {"store": store}
     each = f"{slots * processes:,}, {slots:,} in each of {processes} processes" if processes > 1 else f"{slots:,}"
     yield f"slots:  {each}", {"concurrency": slots, "processes": processes}
-    for share in options.shares:
+    for share in chosen.shares:
         policy = _policy_in_a_line(app, share.name)
-        yield f"queue:  {share.name}{_share_in_words(share)}: {policy}", {"queue": share.name, "policy": policy}
-    drain = lasting(options.time("drain_timeout").total_seconds())
+        details = [f"weight {share.weight:g}"] if share.weight != 1 else []
+        if share.min_slots or share.max_slots is not None:
+            most = "or more" if share.max_slots is None else f"to {share.max_slots:,}"
+            details.append(f"slots {share.min_slots:,} {most}")
+        served = f"{share.name} ({', '.join(details)})" if details else share.name
+        yield f"queue:  {served}: {policy}", {"queue": share.name, "policy": policy}
+    drain = lasting(chosen.time("drain_timeout").total_seconds())
     yield f"stop:   SIGTERM or Ctrl-C waits up to {drain} for running jobs; a second one stops at once", {}
 
 
 def _policy_in_a_line(app: App, queue: str) -> str:
-    """As the app declares it. Where another is in force, a warning says so."""
+    """The policy as the app declares it. If another one is in force, a warning says so."""
     declared = app.queues[queue].policy if queue in app.queues else app.declared_policies.get(queue)
     if declared is None:
         return "no limits"  # the default queue, which need not be declared
-    parts = [*([declared.fair] if declared.fair is not None else []), *declared.limits]
-    return ", ".join(map(repr, parts)) or "no limits"
-
-
-def _share_in_words(share: QueueShare) -> str:
-    said = [f"weight {share.weight:g}"] if share.weight != 1 else []
-    if share.min_slots or share.max_slots is not None:
-        most = "" if share.max_slots is None else f" to {share.max_slots:,}"
-        said.append(f"slots {share.min_slots:,}{most or ' or more'}")
-    return f" ({', '.join(said)})" if said else ""
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return ", ".join(repr(each) for each in (declared.fair, *declared.limits) if each is not None) or "no limits"
 
 
 def log_to_stderr(level: str, format: str, name: str | None) -> None:
@@ -264,28 +223,18 @@ def queue_shares(queues: str | None, slots: Sequence[str], declared: Sequence[st
     shares = {share.name: share for share in map(QueueShare.parse, named)}
     if len(shares) < len(named):
         raise ConfigurationError(f"--queues {queues}: a queue is named twice")
-    _require_known(list(shares), declared)
-    for given in slots:
-        name, least, most = _parse_slots(given)
-        if name not in shares:
-            raise ConfigurationError(
-                f"--slots {given}: this worker does not serve {name!r}; it serves {', '.join(shares)}"
-            )
-        shares[name] = replace(shares[name], min_slots=least, max_slots=most)
-    return tuple(shares.values())
-
-
-def _parse_slots(given: str) -> tuple[str, int, int | None]:
-    found = _SLOTS.match(given.strip())
-    if found is None:
-        raise ConfigurationError(f"--slots {given}: write queue=min:max, such as email=1:5, email=1: or email=:5")
-    return found["name"], int(found["min"] or 0), int(found["max"]) if found["max"] else None
-
-
-def _require_known(names: Sequence[str], declared: Sequence[str]) -> None:
-    for name in names:
-        of, _ = parse_partition(name) or (name, 0)
-        if of not in declared:
+    for name in shares:
+        if (parse_partition(name) or (name,))[0] not in declared:
             similar = get_close_matches(name, declared, n=1)
             suggestion = f"did you mean {similar[0]!r}?" if similar else f"it declares {', '.join(declared)}"
             raise UnknownQueue(f"--queues: the app declares no queue {name!r}; {suggestion}")
+    for given in slots:
+        found = _SLOTS.match(given.strip())
+        if found is None:
+            raise ConfigurationError(f"--slots {given}: write queue=min:max, such as email=1:5, email=1: or email=:5")
+        name, least, most = found["name"], int(found["min"] or 0), int(found["max"]) if found["max"] else None
+        if name not in shares:
+            served = ", ".join(shares)
+            raise ConfigurationError(f"--slots {given}: this worker does not serve {name!r}; it serves {served}")
+        shares[name] = replace(shares[name], min_slots=least, max_slots=most)
+    return tuple(shares.values())

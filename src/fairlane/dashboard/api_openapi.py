@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from fairlane.dashboard.access import ACTOR_HEADER, COOKIE, LONGEST_NAME, Role
-from fairlane.dashboard.api_endpoints import OPERATIONS, Operation
+from fairlane.dashboard.api import OPERATIONS, Operation
 from fairlane.dashboard.api_shapes import ErrorAnswer
 from fairlane.dashboard.refusals import CODES
 from fairlane.policy.keys import NAME
@@ -50,7 +50,7 @@ def describe_api(root: str = "/api") -> Schema:
     """The whole description, for an API that is mounted at `root`."""
     sent = _components([each.body for each in OPERATIONS if each.body is not None], is_sent=True)
     asked = _components([each.query for each in OPERATIONS], is_sent=True)
-    told = _components([*(each.answer for each in OPERATIONS), ErrorAnswer], is_sent=False)
+    answered = _components([*(each.answer for each in OPERATIONS), ErrorAnswer], is_sent=False)
     queries = {each.query.__name__: asked.pop(each.query.__name__, {}) for each in OPERATIONS}
     paths: dict[str, Schema] = {}
     for each in OPERATIONS:
@@ -66,7 +66,7 @@ def describe_api(root: str = "/api") -> Schema:
         "security": [{"bearer": []}, {"session": []}],
         "tags": [{"name": "looking"}, {"name": "acting"}],
         "paths": paths,
-        "components": {"schemas": {**sent, **asked, **told}, "securitySchemes": SECURITY},
+        "components": {"schemas": {**sent, **asked, **answered}, "securitySchemes": SECURITY},
     }
 
 
@@ -74,7 +74,7 @@ def _operation(each: Operation, query: Schema) -> Schema:
     usual = LOOKING_FAILS if each.method == "GET" else ACTING_FAILS
     fails = sorted({*usual, *each.fails, *([404] if each.is_for_one else [])})
     places = [name for name in PLACES if f"{{{name}}}" in each.path]
-    told: Schema = {
+    described: Schema = {
         "operationId": each.name,
         "summary": each.summary,
         "tags": ["acting" if each.role is Role.OPERATOR else "looking"],
@@ -89,11 +89,11 @@ def _operation(each: Operation, query: Schema) -> Schema:
         },
     }
     if each.body is not None:
-        told["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(each.body)}}}
-        told["security"] = [{"bearer": []}, {"session": [], "csrf": []}]
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(each.body)}}}
+        described["security"] = [{"bearer": []}, {"session": [], "csrf": []}]
     if each.role is Role.OPERATOR:
-        told["parameters"].append(ACTOR)
-    return told
+        described["parameters"].append(ACTOR)
+    return described
 
 
 def _parameters(query: Schema) -> Iterator[Schema]:

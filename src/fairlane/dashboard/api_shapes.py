@@ -191,6 +191,8 @@ ChangeSchedule = _body("ChangeSchedule", "Which schedule. It is named here and n
                        "whatever its program chose.", Change, ("name", Name))
 ForceJobs = _body("ForceJobs", "Jobs named one by one: what goes around limits is never chosen by a filter.", Change,
                   ("ids", JobIds))
+Restore = _body("Restore", "Overrides to set again, and the ids of those that came instead.", Change,
+                ("overrides", list[Override]), ("ending", list[str]))
 # fmt: on
 
 
@@ -230,7 +232,7 @@ class Simulate(Sent, kw_only=True):
     until: Duration | None = None
     """Stop after this long."""
     by: Annotated[list[Name], Meta(max_length=20)] = []
-    """What tells the keys of the answer apart; by default, what takes turns."""
+    """Group the keys of the answer by these; by default, by what takes turns."""
 
 
 # Answers.

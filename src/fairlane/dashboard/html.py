@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from typing import Any
@@ -33,32 +34,34 @@ LOOKS = {
 """A class and a sign for each: nothing is said by colour alone."""
 
 
-class Rendering:
+@cache
+def _environment() -> Environment:
     """The templates of the dashboard, compiled once."""
+    made = Environment(
+        loader=PackageLoader("fairlane.dashboard"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    made.filters |= {filter.__name__: filter for filter in FILTERS}
+    made.globals |= {
+        "version": version("fairlane"),
+        "looks": LOOKS,
+        "key_query": key_query,
+        "watched_text": watched_text,
+    }
+    return made
 
-    def __init__(self) -> None:
-        self.environment = Environment(
-            loader=PackageLoader("fairlane.dashboard"),
-            autoescape=True,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            undefined=StrictUndefined,
-        )
-        self.environment.filters |= {filter.__name__: filter for filter in FILTERS}
-        self.environment.globals |= {
-            "version": version("fairlane"),
-            "looks": LOOKS,
-            "key_query": key_query,
-            "watched_text": watched_text,
-        }
 
-    def part(self, template: str, shown: Mapping[str, Any]) -> str:
-        """The main part of a page: what changes while somebody looks."""
-        return self.environment.get_template(template).render(shown)
+def rendered(template: str, shown: Mapping[str, Any]) -> str:
+    """A template as HTML: of a page its main part, which changes while somebody looks."""
+    return _environment().get_template(template).render(shown)
 
-    def whole(self, main: str, frame: Mapping[str, Any]) -> str:
-        """A page from its first line to its last, around a main part that is rendered already."""
-        return self.environment.get_template("layout.html").render({**frame, "main": Markup(main)})
+
+def whole_page(main: str, frame: Mapping[str, Any]) -> str:
+    """A page from its first line to its last, around a main part that is rendered already."""
+    return rendered("layout.html", {**frame, "main": Markup(main)})
 
 
 def address(root: str, path: str, **query: Any) -> str:
@@ -105,7 +108,7 @@ def lasting(microseconds: float | None) -> str:
 
 
 def ago(at: Instant | datetime | None) -> Markup:
-    """A moment that the browser tells as "5 s ago" and keeps up to date: what was sent is still true by then."""
+    """A moment that the browser shows as "5 s ago" and keeps up to date: what was sent is still true by then."""
     if at is None:
         return Markup("–")
     return Markup('<time class="ago" datetime="{}" title="{} UTC">{}</time>').format(iso(at), clock(at), clock(at))
@@ -154,7 +157,7 @@ def key_text(keys: Mapping[str, str | None]) -> str:
 
 
 CALM = ("series-1", "series-4", "series-3", "soft")
-"""Of series that tell of no fault: none is red."""
+"""Of series that are no faults: none is red."""
 HOUR = 3_600
 
 

@@ -24,14 +24,14 @@ INTERVALS = (2, 5, 15)
 LONGEST_STREAM = 15 * 60 * SECOND
 """After that the browser reconnects, and is authenticated again."""
 KEEP_ALIVE = 30 * SECOND
-"""A sign of life, so that no proxy takes the stream for dead."""
+"""How often a comment is sent, so that no proxy takes the stream for dead."""
 MOST_STREAMS = 500
 MOST_OF_VIEWERS = 400
-"""Viewers leave some for operators."""
+"""The rest is kept for operators."""
 MOST_OF_ONE = 20
 """Streams of one session, or of all programs with one token."""
 _LINE_END = re.compile(r"\r\n|\r|\n")
-"""As the browser splits what it gets."""
+"""The line ends at which the browser splits what it gets."""
 
 Render = Callable[[], Awaitable[str]]
 IsOver = Callable[[], Awaitable[bool]]
@@ -49,72 +49,68 @@ class _Shared:
 
 
 class Live:
-    """The pages that are looked at now, and the streams to those who look."""
+    """The pages that are open now, and their streams."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.renders = 0
-        self.streams = 0
-        self._of_viewers = 0
-        self._of_one: Counter[str] = Counter()
+        self.open: Counter[tuple[str, bool]] = Counter()
+        """Streams of each visitor, and whether they may act."""
         self._shared: dict[tuple[object, ...], _Shared] = {}
         self.stopped = asyncio.Event()
-        """Every stream ends: whoever serves them wants to stop."""
+        """Set when the server stops: every stream ends."""
+
+    @property
+    def streams(self) -> int:
+        return self.open.total()
 
     def refusal(self, visitor: Visitor) -> tuple[int, str] | None:
-        """Why this visitor gets no stream now, with a status; `None`: they get one."""
-        if self._of_one[_viewer(visitor)] >= MOST_OF_ONE:
+        """The status and the reason if this visitor gets no stream now; `None` if they get one."""
+        if self.open[_key(visitor)] >= MOST_OF_ONE:
             return 429, f"{MOST_OF_ONE} pages are open in this session; close some"
-        most = MOST_STREAMS if visitor.may_act else MOST_OF_VIEWERS
-        if self.streams >= MOST_STREAMS or (not visitor.may_act and self._of_viewers >= most):
+        of_viewers = sum(count for (_, may_act), count in self.open.items() if not may_act)
+        if self.streams >= MOST_STREAMS or (not visitor.may_act and of_viewers >= MOST_OF_VIEWERS):
             return 503, "too many pages are open; try again shortly"
         return None
 
-    def stop(self) -> None:
-        self.stopped.set()
-
     @contextmanager
     def looking(self, key: tuple[object, ...], visitor: Visitor) -> Iterator[None]:
-        """Count somebody who looks at a page, for as long as they do."""
-        viewer, is_viewer = _viewer(visitor), not visitor.may_act
+        """Count a visitor of a page, for as long as it is open."""
         shared = self._shared.setdefault(key, _Shared())
-        self.streams += 1
-        self._of_viewers += is_viewer
-        self._of_one[viewer] += 1
+        self.open[_key(visitor)] += 1
         shared.lookers += 1
         try:
             yield
         finally:
-            self.streams -= 1
-            self._of_viewers -= is_viewer
-            self._of_one[viewer] -= 1
-            self._of_one += Counter()  # forgets those who have none left
+            self.open[_key(visitor)] -= 1
+            self.open += Counter()  # forgets those who have none left
             shared.lookers -= 1
             if not shared.lookers:
                 del self._shared[key]
 
     async def rendered(self, key: tuple[object, ...], tick: int, render: Render) -> tuple[str, str]:
-        """What the page shows at this tick, and a fingerprint of it; made by whoever comes first."""
+        """What the page shows at this tick, and its fingerprint. The first visitor renders it for all."""
         shared = self._shared[key]
         if shared.making is None or shared.tick != tick:
             shared.tick = tick
-            shared.making = asyncio.create_task(self._make(render))
+            self.renders += 1
+            shared.making = asyncio.create_task(_fingerprinted(render))
         # Whoever goes away meanwhile does not take it away from the others.
         return await asyncio.shield(shared.making)
 
-    async def _make(self, render: Render) -> tuple[str, str]:
-        self.renders += 1
-        html = await render()
-        return html, fingerprint(html)
+
+async def _fingerprinted(render: Render) -> tuple[str, str]:
+    html = await render()
+    return html, fingerprint(html)
 
 
 @dataclass(slots=True, kw_only=True)
 class EventStream:
-    """An answer that goes on until the visitor goes, their session ends, or the server stops."""
+    """A stream of events that ends when the visitor goes, their session ends, or the server stops."""
 
     live: Live
     key: tuple[object, ...]
-    """Of the page. Those who look at the same one with the same interval share what is rendered."""
+    """The page. Visitors of the same page with the same interval share what is rendered."""
     render: Render
     every: int
     """Seconds."""
@@ -146,7 +142,7 @@ class EventStream:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _waited(self, ends: list[asyncio.Task[Any]]) -> bool:
-        """Until the next tick; `False`: it is over."""
+        """Wait for the next tick; `False` if the stream is over."""
         clock = self.live.clock
         every = self.every * SECOND
         next_tick = (clock.now() // every + 1) * every
@@ -160,7 +156,7 @@ class EventStream:
         return not any(each.done() for each in ends)
 
     async def _news(self) -> bytes | None:
-        """The event to send, empty if there is nothing to tell; `None`: the session has ended."""
+        """The event to send, empty if there is nothing new; `None` if the session has ended."""
         now = self.live.clock.now()
         try:
             html, version = await self.live.rendered((*self.key, self.every), now // (self.every * SECOND), self.render)
@@ -179,9 +175,9 @@ class EventStream:
         return event
 
 
-def _viewer(visitor: Visitor) -> str:
+def _key(visitor: Visitor) -> tuple[str, bool]:
     # A program may say any name; its token it cannot choose.
-    return visitor.session or f"token of a {visitor.role}"
+    return visitor.session or f"token of a {visitor.role}", visitor.may_act
 
 
 async def until_gone(receive: Receive) -> None:

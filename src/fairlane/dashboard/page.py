@@ -1,7 +1,4 @@
-"""What a page is: a path, a template, and one function that looks up what the template shows; and what addresses say.
-
-A new page is a function in `pages/`, a template, and a line of `site.PAGES`.
-"""
+"""What a page is: a path, a template, and the function that looks up what that shows; and what addresses say."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from fairlane.policy.keys import canonical_keys
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What somebody wants to look at. Unless there is a `redact`, everybody with the same role gets the same answer."""
+    """A request for a page. Without a `redact`, everybody with the same role gets the same answer."""
 
     operations: Operations
     role: Role
@@ -58,13 +55,13 @@ class Page:
     look: Look
     """What the template shows. It must depend on nothing but the `Ask` and the database."""
     nav: str
-    """Its word in the header; of a page below another one, that of the other."""
+    """Its link in the header; of a page below another one, the link of that."""
     shortcut: str | None = None
     """The letter after `g` that leads here."""
     _: KW_ONLY
     is_live: bool = True
     submit: Submit | None = None
-    """What its form leads to, shown by the same template. It changes nothing either: deeds do that. It ends when the
+    """What its form leads to, shown by the same template. It changes nothing either: actions do that. It ends when the
     visitor goes away. Only for pages that are not live: those are the same for everybody, and a form is somebody's."""
 
     def values_of(self, path: str) -> dict[str, str] | None:
@@ -111,7 +108,7 @@ def filter_from(fields: Mapping[str, str], state: State | None = None) -> JobFil
 
 
 def shown_filter(fields: Mapping[str, str]) -> dict[str, str]:
-    """What a form shows again, and a link carries on."""
+    """The filter as a form shows it again and links pass it on."""
     return {name: fields.get(name, "").strip() for name in FIELDS}
 
 
@@ -135,7 +132,7 @@ def keys_of(fields: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def key_query(keys: Mapping[str, str | None]) -> dict[str, str]:
-    """The same the other way round."""
+    """The inverse of `keys_of`."""
     return {
         f"{_NONE}{name}" if value is None else f"{_VALUE}{name}": "1" if value is None else value
         for name, value in keys.items()
@@ -148,7 +145,7 @@ def watched_text(queue: str, keys: Mapping[str, str | None]) -> str:
 
 
 def watched_from(texts: Sequence[str]) -> dict[str, list[dict[str, str | None]]]:
-    """Watched keys by queue; what is not one is left out."""
+    """Watched keys by queue; anything else is left out."""
     found: dict[str, list[dict[str, str | None]]] = {}
     for text in texts[:MOST_WATCHED]:
         queue, _, query = text.partition("/")

@@ -86,7 +86,7 @@ def refusal_of(error: Exception) -> Refusal:
 
 def as_json(refusal: Refusal) -> Response:
     """A refusal as the JSON API answers it."""
-    told: dict[str, Any] = {"code": refusal.code, "message": refusal.message}
-    told |= {name: value for name in ("remedy", "field") if (value := getattr(refusal, name)) is not None}
-    body = msgspec.json.encode({"error": told})
+    error: dict[str, Any] = {"code": refusal.code, "message": refusal.message}
+    error |= {name: value for name in ("remedy", "field") if (value := getattr(refusal, name)) is not None}
+    body = msgspec.json.encode({"error": error})
     return Response(body, refusal.status, media_type="application/json", headers=refusal.headers)

@@ -12,9 +12,9 @@ from typing import Any
 
 MOST_CONNECTIONS = 1_000
 MOST_OF_ONE_PEER = 100
-"""A browser opens six; a hundred are an office behind one address."""
+"""A browser opens six; a hundred are enough for an office behind one address."""
 HEAD_WITHIN = 10.0
-"""Seconds from the first byte to the end of a request's headers. Its body has its own time; see `security`."""
+"""Seconds from the first byte to the end of a request's headers. The body has its own limit; see `access`."""
 RETRY_AFTER = 5
 
 
@@ -23,7 +23,7 @@ def bounded(protocol: Any, *, per_peer: bool = True) -> Any:
     peers: Counter[str] = Counter()
 
     class Bounded(protocol):  # type: ignore[misc]
-        """One connection. What is refused is answered here, and the server does not hear of it."""
+        """One connection. What is refused is answered here, before the server sees it."""
 
         _peer: str
         _timer: asyncio.TimerHandle | None = None

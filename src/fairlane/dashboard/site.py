@@ -21,24 +21,30 @@ from starlette.staticfiles import StaticFiles
 
 from fairlane.app import App
 from fairlane.clock import SECOND
-from fairlane.dashboard.access import COOKIE, LONGEST_NAME, SESSION, Access, Authorize, Visitor, visitor_of
-from fairlane.dashboard.api import Api
-from fairlane.dashboard.deeds import deed_routes, safe_path
-from fairlane.dashboard.html import Rendering, address, fingerprint
-from fairlane.dashboard.live import INTERVALS, EventStream, Live, until_gone
-from fairlane.dashboard.page import Ask, Page
-from fairlane.dashboard.pages import jobs, queues, schedules, trials, workers
-from fairlane.dashboard.refusals import Refusal, as_json, refusal_of
-from fairlane.dashboard.security import (
+from fairlane.dashboard.access import (
+    COOKIE,
     HEADERS,
+    LONGEST_NAME,
+    SESSION,
+    Access,
+    Authorize,
     SecurityMiddleware,
+    Visitor,
     address_of,
     answer_to,
     form_of,
     path_of,
     root_of,
+    visitor_of,
     wants_json,
 )
+from fairlane.dashboard.actions import action_routes, safe_path
+from fairlane.dashboard.api import Api
+from fairlane.dashboard.html import address, fingerprint, rendered, whole_page
+from fairlane.dashboard.live import INTERVALS, EventStream, Live, until_gone
+from fairlane.dashboard.page import Ask, Page
+from fairlane.dashboard.pages import PAGES
+from fairlane.dashboard.refusals import Refusal, as_json, refusal_of
 from fairlane.errors import FairlaneError
 from fairlane.operations import Operations
 from fairlane.redaction import Audience, Redact, Surface
@@ -48,6 +54,8 @@ log = logging.getLogger("fairlane.dashboard")
 
 LONGEST_QUERY = 4_000
 RETRY_AFTER = 5
+NAMED_KEYS = 20
+CLIENT_GONE = 499
 
 
 def create_dashboard(
@@ -64,23 +72,24 @@ def create_dashboard(
 
     It is closed by default. People log in with `token` (role operator) or `viewer_token`; or `authorize(request)`,
     async or not, says who somebody is (a `Visitor`), and `None` keeps them out: a person is sent to `login_url` of your
-    own, a program is told 401. `redact(value, disclosure)` returns what may be seen of a call, a result or an error;
+    own, a program gets a 401. `redact(value, disclosure)` returns what may be seen of a call, a result or an error;
     it is asked after the app's own.
     """
     operations = operations or app.operations
     access = Access(
         app.clock, operations, token=token, viewer_token=viewer_token, authorize=authorize, login_url=login_url
     )
-    dashboard = Dashboard(app, operations, access, Rendering(), Live(app.clock), redact)
+    fleet = Fleet(app.operations.metrics, app.telemetry.failures, NAMED_KEYS)
+    dashboard = Dashboard(app, operations, access, Live(app.clock), fleet, redact)
     built = Starlette(
         routes=[
             Mount("/static", StaticFiles(packages=[("fairlane.dashboard", "static")]), name="static"),
-            Route("/healthz", _healthz, methods=["GET"]),
+            Route("/healthz", PlainTextResponse("ok\n"), methods=["GET"]),
             Route("/readyz", dashboard.readyz, methods=["GET"]),
             Route("/live", dashboard.follow, methods=["GET"]),
-            _scrape_route(app),
+            Route("/metrics", dashboard.metrics, methods=["GET"]),
             *login_routes(dashboard),
-            *deed_routes(dashboard),
+            *action_routes(dashboard),
             Mount("/api", app=Api(dashboard), name="api"),
             *(
                 Route(page.path, partial(dashboard.show, page), methods=["GET", "POST"] if page.submit else ["GET"])
@@ -101,12 +110,13 @@ class Dashboard:
     app: App
     operations: Operations
     access: Access
-    rendering: Rendering
     live: Live
+    fleet: Fleet
+    """What scrapers get. However many scrape, the database is asked at most every ten seconds."""
     redact: Redact | None = None
 
     def frame(self, request: Request) -> dict[str, Any]:
-        """What the layout needs, whatever the page."""
+        """What the layout of every page needs."""
         visitor = visitor_of(request)
         root = root_of(request)
         return {
@@ -124,10 +134,10 @@ class Dashboard:
         }
 
     def answer(self, request: Request, template: str, title: str, shown: dict[str, Any], status: int = 200) -> Response:
-        """A page that is for this visitor only, and is not followed."""
+        """A page for this visitor only, which is not live."""
         frame = {**self.frame(request), "title": title}
-        main = self.rendering.part(template, {**frame, **shown})
-        return HTMLResponse(self.rendering.whole(main, frame), status)
+        main = rendered(template, {**frame, **shown})
+        return HTMLResponse(whole_page(main, frame), status)
 
     def unavailable(self, request: Request) -> Response:
         """The answer while the database cannot say whether a session has ended: the visitor may be anybody."""
@@ -136,10 +146,10 @@ class Dashboard:
             why = "the database does not answer; try again shortly"
             return as_json(Refusal(503, "unavailable", why, headers=again))
         shown = {"root": root_of(request)}
-        return HTMLResponse(self.rendering.part("unavailable.html", shown), 503, headers=again)
+        return HTMLResponse(rendered("unavailable.html", shown), 503, headers=again)
 
     def operations_for(self, visitor: Visitor, surface: Surface) -> Operations:
-        """What a visitor sees and does: of jobs, what the app's `redact` and the dashboard's let them see."""
+        """Operations as this visitor sees them: of jobs, what the `redact` of the app and of the dashboard leave."""
         return self.operations.seen_by(Audience(surface, visitor.name, str(visitor.role)), self.redact)
 
     async def _ask(self, request: Request, path: str, values: dict[str, str], query: QueryParams) -> Ask:
@@ -154,10 +164,10 @@ class Dashboard:
             now=await self.operations.now(),
         )
 
-    def _around(self, page: Page, ask: Ask, looked: dict[str, Any]) -> dict[str, Any]:
-        """What every template is given, and what this page shows: the same for everybody with the same role."""
-        shown = {"title": page.title, "root": ask.root, "url": partial(address, ask.root)}
-        return {**shown, "may_act": ask.role.may_act, "now": ask.now, "here": ask.here, **looked}
+    def _main(self, page: Page, ask: Ask, shown: dict[str, Any]) -> str:
+        """The main part of a page: the same for everybody with the same role."""
+        around = {"root": ask.root, "url": partial(address, ask.root), "may_act": ask.role.may_act}
+        return rendered(page.template, {**around, "now": ask.now, "here": ask.here, **shown})
 
     async def show(self, page: Page, request: Request) -> Response:
         """A page, or what its form leads to."""
@@ -167,14 +177,14 @@ class Dashboard:
         ask = await self._ask(request, path_of(request), values, request.query_params)
         frame = {**self.frame(request), "nav": page.nav, "now": ask.now}
         if request.method == "POST" and page.submit is not None:
-            looked = await _unless_gone(request, page.submit(ask, form_of(request, await request.body())))
+            shown = await _unless_gone(request, page.submit(ask, form_of(request, await request.body())))
         else:
-            looked = await page.look(ask)
+            shown = await page.look(ask)
+        # What is of this visitor alone; `look` shows everybody the same.
         own = {} if page.submit is None else {"csrf": frame["csrf"]}
-        shown = self._around(page, ask, looked) | own
-        main = self.rendering.part(page.template, shown)
-        frame |= {"title": shown["title"], "live": fingerprint(main) if page.is_live else None}
-        return HTMLResponse(self.rendering.whole(main, frame))
+        main = self._main(page, ask, shown | own)
+        frame |= {"title": shown.get("title", page.title), "live": fingerprint(main) if page.is_live else None}
+        return HTMLResponse(whole_page(main, frame))
 
     async def follow(self, request: Request) -> Any:
         """The main part of a page, whenever it has changed."""
@@ -186,20 +196,19 @@ class Dashboard:
         every = request.query_params.get("every", "5")
         if every not in map(str, INTERVALS) or len(request.url.query) > LONGEST_QUERY:
             raise HTTPException(400, f"every: one of {', '.join(map(str, INTERVALS))}")
-        pages = ((page, page.values_of(wanted.path)) for page in PAGES if page.is_live)
-        found = next(((page, values) for page, values in pages if values is not None), None)
-        if found is None:
+        page = next((page for page in PAGES if page.is_live and page.values_of(wanted.path) is not None), None)
+        if page is None:
             raise HTTPException(404, "there is no such page")
         if (refusal := self.live.refusal(visitor)) is not None:
             raise HTTPException(*refusal, headers={"Retry-After": str(RETRY_AFTER)})
-        (page, values), query = found, QueryParams(wanted.query)
+        query = QueryParams(wanted.query)
 
         # A page is rendered once for all with the same role, unless what they may see depends on who they are.
         shown_to = None if self.operations_for(visitor, Surface.DASHBOARD).redactor is None else visitor.name
 
         async def render() -> str:
-            ask = await self._ask(request, wanted.path, values, query)
-            return self.rendering.part(page.template, self._around(page, ask, await page.look(ask)))
+            ask = await self._ask(request, wanted.path, page.values_of(wanted.path) or {}, query)
+            return self._main(page, ask, await page.look(ask))
 
         return EventStream(
             live=self.live,
@@ -211,8 +220,11 @@ class Dashboard:
             is_over=lambda: self.access.has_left(request, visitor),
         )
 
+    async def metrics(self, request: Request) -> Response:
+        return PlainTextResponse(await self.fleet.text(), headers={"Content-Type": CONTENT_TYPE})
+
     async def readyz(self, request: Request) -> Response:
-        """Whether the database answers. Why it does not is told to those who are let in, and to the log."""
+        """Whether the database answers. The log says why it does not."""
         try:
             await self.operations.now()
         except Exception as error:
@@ -234,34 +246,11 @@ class Dashboard:
         return answer
 
 
-async def _healthz(request: Request) -> Response:
-    return PlainTextResponse("ok\n")
-
-
-# fmt: off
-PAGES: tuple[Page, ...] = (
-    Page("/", "Overview", "overview.html", queues.look_at_overview, "Overview", "o"),
-    Page("/queues", "Queues", "queues.html", queues.look_at_queues, "Queues", "q"),
-    Page("/queues/{queue}", "Queue", "queue.html", queues.look_at_queue, "Queues"),
-    Page("/queues/{queue}/keys", "Keys", "keys.html", queues.look_at_keys, "Queues"),
-    Page("/queues/{queue}/key", "Key", "key.html", queues.look_at_key, "Queues"),
-    Page("/jobs", "Jobs", "jobs.html", jobs.look_at_jobs, "Jobs", "j"),
-    Page("/jobs/{job}", "Job", "job.html", jobs.look_at_job, "Jobs"),
-    Page("/dead", "Dead", "dead.html", jobs.look_at_dead, "Dead", "d"),
-    Page("/schedules", "Schedules", "schedules.html", schedules.look, "Schedules", "s"),
-    Page("/workers", "Workers", "workers.html", workers.look, "Workers", "w"),
-    Page("/audit", "Audit", "audit.html", jobs.look_at_audit, "Audit", "a"),
-    Page("/try", "Try a policy", "try.html", trials.look, "Try", "t", submit=trials.submit, is_live=False),
-)
-# fmt: on
-
-
 T = TypeVar("T")
-CLIENT_GONE = 499
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What the work comes to. It is cancelled when the visitor goes away; its body has been read by then."""
+    """The result of the work, which is cancelled if the visitor goes away. The request's body was read before."""
     working = asyncio.create_task(work)
     gone = asyncio.create_task(until_gone(request.receive))
     try:
@@ -274,26 +263,13 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         working.cancel()
 
 
-NAMED_KEYS = 20
-
-
-def _scrape_route(app: App) -> Route:
-    """However many scrape, the database is asked at most every ten seconds."""
-    fleet = Fleet(app.operations.metrics, app.telemetry.failures, NAMED_KEYS)
-
-    async def tell_metrics(request: Request) -> Response:
-        return PlainTextResponse(await fleet.text(), headers={"Content-Type": CONTENT_TYPE})
-
-    return Route("/metrics", tell_metrics, methods=["GET"])
-
-
 def login_routes(dashboard: Dashboard) -> list[Route]:
-    """No routes where the host's own app says who may enter."""
+    """The login form; none if the host's own app authenticates visitors."""
     access = dashboard.access
 
     def form(request: Request, status: int = 200, problem: str = "", name: str = "", then: str = "/") -> HTMLResponse:
         shown = {"root": root_of(request), "problem": problem, "name": name, "next": then}
-        return HTMLResponse(dashboard.rendering.part("login.html", shown), status)
+        return HTMLResponse(rendered("login.html", shown), status)
 
     async def ask(request: Request) -> Response:
         return form(request, then=safe_path(request.query_params.get("next")))

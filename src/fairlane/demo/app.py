@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from fairlane.app import App
-from fairlane.demo.acts import ACTS, FIFO, NANOSECONDS, Run
+from fairlane.demo.scenarios import ACTS, FIFO, NANOSECONDS, Run
 from fairlane.task import AsyncTask
 from fairlane.worker.runs import current_run
 
@@ -54,8 +54,7 @@ def make_app(url: str | None = None) -> tuple[App, AsyncTask[[int, str, str], in
     """The app on a database, and its task."""
     app = App(url)
     for act in ACTS:
-        limits = [limit for limit in (act.in_flight_limit, act.rate_limit) if limit is not None]
-        app.queue(act.queue, fair=act.fair, limits=limits)
+        app.queue(act.queue, fair=act.fair, limits=act.limits)
     return app, app.task(queue=FIFO.queue, name="deliver", keys=("tenant", "endpoint"))(deliver)
 
 

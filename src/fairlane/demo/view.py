@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from io import StringIO
-from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -15,27 +12,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fairlane.demo.acts import (
-    ACTS,
-    RATED_ENDPOINT,
-    WHALE,
-    Act,
-    Figures,
-    Run,
-    Workload,
-    class_of,
-    shares_over_time,
-)
-from fairlane.demo.show import Performance, Progress, Report, Watcher
-
-_WEB_FONT = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
+from fairlane.demo.scenarios import ACTS, RATED_ENDPOINT, WHALE, Act, Figures, Run, Workload, shares_over_time
+from fairlane.demo.stage import Performance, Progress, Report, Watcher
 
 WHALE_STYLE, SMALL_STYLE, IDLE_STYLE = "magenta", "bright_green", "bright_black"
 BAR_WIDTH = 20
 CHART_COLUMNS, CHART_ROWS = 72, 4
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 A_LINE_EVERY = 1.0  # seconds
-PICTURE_WIDTH = 84
 MARKS = {True: ("✔ ", "bold green"), False: ("✘ ", "bold red")}
 
 
@@ -47,19 +31,12 @@ class LineView(Watcher):
         self._next = 0.0
 
     def look(self, progress: Progress) -> None:
-        match progress.stage:
-            case "enqueueing":
-                self._next = 0.0
-                self._console.print(f"\n{_heading(progress.act).plain}")
-            case "running" if progress.elapsed < self._next:
-                return
-            case "running":
-                self._next = progress.elapsed + A_LINE_EVERY
-                self._print(progress)
-            case "done":
-                self._print(progress)
-
-    def _print(self, progress: Progress) -> None:
+        if progress.stage == "enqueueing":
+            self._next = 0.0
+            self._console.print(f"\n{_heading(progress.act).plain}")
+        if progress.stage != "done" and (progress.stage != "running" or progress.elapsed < self._next):
+            return
+        self._next = progress.elapsed + A_LINE_EVERY
         work, done, running = progress.workload, progress.done, progress.running
         self._console.print(
             f"  {progress.elapsed:5.1f} s   whale {done[WHALE]:>5,} of {work.whale_jobs:,} done, "
@@ -120,13 +97,9 @@ def _draw_progress(progress: Progress) -> RenderableType:
     return Group(Text(), _heading(progress.act), Padding(grid, (1, 0, 1, 0)))
 
 
-def draw_report(report: Report, *, with_charts: bool = False) -> RenderableType:
-    """The last screen: what each act did with its slots, the figures, and what was promised."""
-    charts: list[RenderableType] = []
-    if with_charts:
-        charts = [_legend(report.workload), *(_draw_performance(each) for each in report.performances)]
+def draw_report(report: Report) -> RenderableType:
+    """The end of the demo: the figures, and what was promised."""
     return Group(
-        *charts,
         Text(),
         _draw_figures(report.figures, report.workload),
         Text(),
@@ -155,16 +128,9 @@ def _draw_performance(performance: Performance) -> RenderableType:
 
 def _chart(runs: Sequence[Run], slots: int) -> list[Text]:
     """Time runs to the right; from the bottom up, the slots that small tenants held, then those of the whale."""
-    shares = shares_over_time(
-        runs,
-        lambda run: class_of(run.tenant),
-        since=min(run.started_at for run in runs),
-        until=max(run.ended_at for run in runs),
-        columns=CHART_COLUMNS,
-    )
     steps = CHART_ROWS * 8
     columns = []
-    for share in shares:
+    for share in shares_over_time(runs, CHART_COLUMNS):
         small = round(steps * share.get("small", 0.0) / slots)
         both = round(steps * (share.get("small", 0.0) + share.get(WHALE, 0.0)) / slots)
         columns.append((small, both))
@@ -215,12 +181,3 @@ def _against(most: int, limit: int | None) -> str:
 
 def _room(excess: float | None) -> str:
     return "–" if excess is None else f"{0.0 - excess:.2f} jobs"
-
-
-def save_svg(report: Report, path: str) -> None:
-    """The last screen as a picture."""
-    console = Console(record=True, width=PICTURE_WIDTH, file=StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(draw_report(report, with_charts=True))
-    # Without rich's web fonts: the picture asks nobody for anything.
-    picture = _WEB_FONT.sub("", console.export_svg(title="fairlane demo"))
-    Path(path).write_text(picture, encoding="utf-8")

@@ -99,6 +99,10 @@ class Simulation:
         """As JSON has it."""
         return asdict(self)
 
+    def slowest(self, count: int) -> tuple[Group, ...]:
+        """The keys that waited longest, by the 95th percentile of their waits."""
+        return tuple(sorted(self.keys, key=lambda group: -group.waits.p95)[:count])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:

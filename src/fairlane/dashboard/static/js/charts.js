@@ -25,7 +25,7 @@ const across = (given) => (given.xUnit ? { values: (_, ticks) => ticks.map((tick
 
 function options(given, width) {
   const unit = given.unit ? ` ${given.unit}` : "";
-  const told = (_, value) => (value === null || value === undefined ? "–" : `${+value.toFixed(2)}${unit}`);
+  const shown = (_, value) => (value === null || value === undefined ? "–" : `${+value.toFixed(2)}${unit}`);
   const series = given.series.map((each, n) => ({
     label: each.label,
     stroke: token(each.color ? `--${each.color}` : `--series-${(n % 4) + 1}`),
@@ -33,7 +33,7 @@ function options(given, width) {
     dash: each.dash,
     fill: each.fill ? `${token(each.color ? `--${each.color}` : "--series-1")}22` : undefined,
     points: { show: false },
-    value: told,
+    value: shown,
   }));
   return {
     width,

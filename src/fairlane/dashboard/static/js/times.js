@@ -1,4 +1,4 @@
-// Moments are sent as they are and told here as "5 s ago": so a page whose facts stand still need not be sent again.
+// Moments are sent as they are and shown here as "5 s ago": so a page whose facts stand still need not be sent again.
 const UNITS = [
   [86400, "d"],
   [3600, "h"],
@@ -22,7 +22,7 @@ function lasting(seconds) {
   return parts.join(" ");
 }
 
-function told(moment) {
+function shown(moment) {
   const seconds = Math.round((Date.now() + skew - moment) / 1000);
   if (seconds === 0) return "now";
   return seconds > 0 ? `${lasting(seconds)} ago` : `in ${lasting(-seconds)}`;
@@ -30,7 +30,7 @@ function told(moment) {
 
 export function tellTimes() {
   for (const element of document.querySelectorAll("time.ago")) {
-    const text = told(Date.parse(element.dateTime));
+    const text = shown(Date.parse(element.dateTime));
     if (element.textContent !== text) element.textContent = text;
   }
 }

@@ -1,4 +1,4 @@
-"""The three acts: the same jobs under three policies, what is counted of them, and what they promise. Pure.
+"""The scenarios: the same jobs under three policies, what is counted of them, and what they promise. Pure.
 
 All figures are counted from the runs that the handlers wrote down.
 """
@@ -27,6 +27,10 @@ class Act(msgspec.Struct, frozen=True):
     in_flight_limit: Concurrency | None = None
     rate_limit: Rate | None = None
 
+    @property
+    def limits(self) -> list[Concurrency | Rate]:
+        return [limit for limit in (self.in_flight_limit, self.rate_limit) if limit is not None]
+
 
 FIFO = Act("FIFO", "demo-fifo", "no policy: first come, first served")
 FAIR = Act("Fair", "demo-fair", 'Fair(by="tenant")', Fair(by="tenant"))
@@ -46,7 +50,7 @@ RATED_ENDPOINT = "partner.example"
 WHALE_ENDPOINTS = 50
 """The whale sends to many endpoints of its own: fifty lanes, and still one turn."""
 WHALE_TO_RATED = 25
-"""Every so many-th job of the whale goes to the endpoint that everybody uses."""
+"""One in so many jobs of the whale goes to the endpoint that everybody uses."""
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -225,8 +229,10 @@ class Run(msgspec.Struct, frozen=True):
 
 def backlogged_until(runs: Iterable[Run]) -> int:
     """The moment at which the first tenant starts its last job: until then every tenant has work waiting."""
-    of_each = _grouped(runs, lambda run: run.tenant).values()
-    return min(max(run.started_at for run in each) for each in of_each)
+    last_starts: dict[str, int] = defaultdict(int)
+    for run in runs:
+        last_starts[run.tenant] = max(last_starts[run.tenant], run.started_at)
+    return min(last_starts.values())
 
 
 def worker_time(runs: Iterable[Run], until: int) -> dict[str, int]:
@@ -262,19 +268,16 @@ def rate_excess(starts: Sequence[int], *, burst: int, interval: float) -> float:
     return worst
 
 
-def shares_over_time(
-    runs: Iterable[Run], by: Callable[[Run], str], *, since: int, until: int, columns: int
-) -> list[Mapping[str, float]]:
+def shares_over_time(runs: Sequence[Run], columns: int) -> list[Mapping[str, float]]:
     """For each of `columns` equal stretches of time, how many slots each class held on average."""
+    since, until = min(run.started_at for run in runs), max(run.ended_at for run in runs)
     width = max(1.0, (until - since) / columns)
     held: list[dict[str, float]] = [defaultdict(float) for _ in range(columns)]
     for run in runs:
-        key = by(run)
-        first = min(columns - 1, max(0, int((run.started_at - since) / width)))
-        last = min(columns - 1, max(0, int((run.ended_at - since) / width)))
+        first, last = (min(columns - 1, int((at - since) / width)) for at in (run.started_at, run.ended_at))
         edges = [run.started_at, *(since + width * column for column in range(first + 1, last + 1)), run.ended_at]
         for column, (start, end) in enumerate(pairwise(edges), first):
-            held[column][key] += (end - start) / width
+            held[column][class_of(run.tenant)] += (end - start) / width
     return [dict(column) for column in held]
 
 
@@ -346,7 +349,7 @@ def judge(figures: Sequence[Figures], slots: int) -> list[Promise]:
 
 
 def verdict(promises: Sequence[Promise]) -> str | None:
-    """What to say when promises were broken; `None` when all were kept."""
+    """The error to report if promises were broken; `None` if all were kept."""
     broken = [promise for promise in promises if not promise.kept]
     if not broken:
         return None

@@ -1,4 +1,4 @@
-"""Plays the acts: enqueue, start the workers, watch the ledger, count.
+"""Runs the scenarios: enqueue, start the workers, watch the ledger, count.
 
 Everything is enqueued before the workers start; time counts from the first start of a handler.
 """
@@ -22,8 +22,8 @@ from uuid import uuid4
 
 import msgspec
 
-from fairlane.demo.acts import ACTS, Act, Figures, Promise, Run, Workload, class_of, judge, measure
 from fairlane.demo.app import CURTAIN, STAGE_VARIABLE, LedgerReader, make_app
+from fairlane.demo.scenarios import ACTS, Act, Figures, Promise, Run, Workload, class_of, judge, measure
 from fairlane.errors import FairlaneError
 
 LOOK_EVERY = 0.1
@@ -65,16 +65,12 @@ class Report(msgspec.Struct, frozen=True):
     """What the whole demo showed."""
 
     workload: Workload
-    performances: list[Performance]
+    figures: list[Figures]
     promises: list[Promise]
-
-    @property
-    def figures(self) -> list[Figures]:
-        return [each.figures for each in self.performances]
 
 
 class Watcher:
-    """Whoever shows the demo. This one shows nothing: for `--json`."""
+    """What shows the demo. This one shows nothing: it is for `--json`."""
 
     def around(self) -> AbstractContextManager[object]:
         """What lasts as long as the demo."""
@@ -88,13 +84,13 @@ class Watcher:
 def play(url: str, workload: Workload, watcher: Watcher) -> Report:
     """Play all acts on one database and judge what they showed."""
     asyncio.run(make_app(url)[0].migrate())
-    performances = []
+    figures = []
     for act in ACTS:
         with tempfile.TemporaryDirectory(prefix="fairlane-demo-") as stage:
             runs = Stage(act, workload, url, Path(stage), watcher).play()
-        performances.append(Performance(act, workload, runs, measure(act, workload, runs)))
-        watcher.finish(performances[-1])
-    return Report(workload, performances, judge([each.figures for each in performances], workload.all_slots))
+        figures.append(measure(act, workload, runs))
+        watcher.finish(Performance(act, workload, runs, figures[-1]))
+    return Report(workload, figures, judge(figures, workload.all_slots))
 
 
 class Stage:
@@ -239,7 +235,7 @@ def throwaway_postgres() -> Iterator[str]:
 
 @contextmanager
 def own_database(url: str) -> Iterator[str]:
-    """The URL of a new database on the server of `url`, dropped afterwards; what `url` itself names is only a door."""
+    """The URL of a new database on the server of `url`, dropped afterwards. `url` itself is only connected to."""
     import asyncpg
 
     from fairlane.testing.postgres import create_database, drop_database

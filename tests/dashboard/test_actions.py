@@ -8,7 +8,7 @@ import re
 import httpx
 import pytest
 
-from fairlane.dashboard.deeds import DEEDS
+from fairlane.dashboard.actions import ACTIONS
 from fairlane.operations import JobFilter
 from tests.dashboard.harness import ROOT, csrf_of
 from tests.dashboard.world import API, World
@@ -201,7 +201,7 @@ async def test_what_cannot_be_undone_says_so(world: World) -> None:
         page = await done(client, deed, fields)
         assert "cannot be undone" in page
         assert "Undo:" not in page
-    told = {deed.name for deed in DEEDS if deed.afterwards}
+    told = {deed.slug for deed in ACTIONS if deed.afterwards}
     assert told == {"cancel-jobs", "retry-jobs", "force-jobs", "replay-jobs", "purge-jobs", "trigger-schedule"}
 
 

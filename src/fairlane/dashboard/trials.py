@@ -17,7 +17,7 @@ from fairlane.operations.trials import MOST_SIMULATED, MOST_SLOTS, Misread, Trie
 from fairlane.policy.policy import Policy, policy_text
 from fairlane.simulation.measures import Group, Simulation, Timeline
 
-DEFAULT_SLOTS = "100"
+DEFAULT_SLOTS = 100
 HISTORY, DECLARED = "history", "declared"
 _UNDER_WAY = Lock()
 """Held, never waited for: a processor is shared by all who use this process."""
@@ -34,7 +34,7 @@ class _Form:
     source: str = HISTORY
     last: str = "1h"
     workload: str = ""
-    slots: str = DEFAULT_SLOTS
+    slots: str = str(DEFAULT_SLOTS)
     until: str = ""
 
     @classmethod
@@ -50,7 +50,9 @@ Problems = dict[str, Misread]
 async def look(ask: Ask) -> dict[str, Any]:
     known = await ask.operations.policies.show()
     queue = ask.query.get("queue", "") or (known[0].queue if known else "")
-    return _loaded(_Form(queue=queue, slots=await _slots_of(ask, queue)), known)
+    workers = (await ask.operations.workers.list()).workers
+    slots = sum(each.concurrency for each in workers if queue in each.queues and each.takes_jobs)
+    return _loaded(_Form(queue=queue, slots=str(min(slots, MOST_SLOTS) or DEFAULT_SLOTS)), known)
 
 
 async def submit(ask: Ask, given: Mapping[str, str]) -> dict[str, Any]:
@@ -59,24 +61,17 @@ async def submit(ask: Ask, given: Mapping[str, str]) -> dict[str, Any]:
     if given.get("do") == "load":
         return _loaded(form, known)
     policies, options, problems = _read(form)
-    if not problems:
-        if not _UNDER_WAY.acquire(blocking=False):
-            return _shown(form, known, {"form": Misread(words=BUSY)})
-        try:
-            tried = await ask.operations.trials.run(policies, **options)
-            return _shown(form, known) | {"result": compare(tried, policies, form.queue)}
-        except (ConfigurationError, UnknownQueue) as error:
-            problems = {"form": Misread(words=str(error))}
-        finally:
-            _UNDER_WAY.release()
-    return _shown(form, known, problems)
-
-
-async def _slots_of(ask: Ask, queue: str) -> str:
-    """Those of the workers that serve the queue now."""
-    found = await ask.operations.workers.list()
-    slots = sum(each.concurrency for each in found.workers if queue in each.queues and each.takes_jobs)
-    return str(min(slots, MOST_SLOTS)) if slots else DEFAULT_SLOTS
+    if problems:
+        return _shown(form, known, problems)
+    if not _UNDER_WAY.acquire(blocking=False):
+        return _shown(form, known, {"form": Misread(words=BUSY)})
+    try:
+        tried = await ask.operations.trials.run(policies, **options)
+        return _shown(form, known) | {"result": compare(tried, policies, form.queue)}
+    except (ConfigurationError, UnknownQueue) as error:
+        return _shown(form, known, {"form": Misread(words=str(error))})
+    finally:
+        _UNDER_WAY.release()
 
 
 def _loaded(form: _Form, known: list[PolicyInForce]) -> dict[str, Any]:
@@ -87,11 +82,11 @@ def _loaded(form: _Form, known: list[PolicyInForce]) -> dict[str, Any]:
         words = f"no policy of a queue {form.queue!r} is known to this database"
         return _shown(replace(form, source=DECLARED), known, {"queue": Misread(words=words)} if form.queue else {})
     text = policy_text(found)
-    is_untouched = not form.b.strip() or form.b.strip() == form.a.strip()
+    is_untouched = form.b.strip() in ("", form.a.strip())
     return _shown(replace(form, a=text, b=text if is_untouched else form.b), known)
 
 
-def _shown(form: _Form, known: list[PolicyInForce], problems: Mapping[str, Misread] | None = None) -> dict[str, Any]:
+def _shown(form: _Form, known: list[PolicyInForce], problems: Problems | None = None) -> dict[str, Any]:
     of_queue = next((each for each in known if each.queue == form.queue), None)
     return {
         "form": form,
@@ -100,7 +95,6 @@ def _shown(form: _Form, known: list[PolicyInForce], problems: Mapping[str, Misre
         "examples": _examples(of_queue.policy if of_queue else None),
         "overrides": len(of_queue.overrides) if of_queue else 0,
         "most_jobs": MOST_SIMULATED,
-        "most_slots": MOST_SLOTS,
         "result": None,
     }
 
@@ -163,16 +157,17 @@ def compare(tried: Sequence[Tried], policies: Sequence[Policy], queue: str) -> d
     """Everything that the page shows of them. Each side has one policy: as it would be declared, what it came to, and
     what a simulation cannot know about it."""
     found = [simulation for simulation, _ in tried]
+    marked = list(zip(LETTERS, found, policies, strict=False))
     return {
         "sides": [
             {"letter": letter, "simulation": each, "code": declaration(policy, queue), "notes": list(_notes(policy))}
-            for letter, each, policy in zip(LETTERS, found, policies, strict=False)
+            for letter, each, policy in marked
         ],
-        "words": _in_words(found),
+        "words": _in_words(*found) if len(found) == 2 else [],
         "charts": _charts(tried),
         "classes": _rows([each.classes for each in found]),
-        "slowest": _rows([sorted(each.keys, key=lambda group: -group.waits.p95)[:SHOWN_KEYS] for each in found]),
-        "limits": [(letter, use) for letter, each in zip(LETTERS, found, strict=False) for use in each.limits],
+        "slowest": _rows([each.slowest(SHOWN_KEYS) for each in found]),
+        "limits": [(letter, use) for letter, each, _ in marked for use in each.limits],
         "by": ", ".join(found[0].by),
     }
 
@@ -199,17 +194,14 @@ def _notes(policy: Policy) -> Iterable[str]:
         yield f"The limit {shared[0]} is shared with other queues; here this queue has it to itself."
 
 
-def _in_words(found: Sequence[Simulation]) -> list[str]:
-    if len(found) < 2:
-        return []
-    a, b = found[0], found[1]
-    p95 = {group.name: group.waits.p95 for group in a.classes}
+def _in_words(a: Simulation, b: Simulation) -> list[str]:
+    before = {group.name: group.waits.p95 for group in a.classes}
     words = []
-    for name, before, after in ((each.name, p95[each.name], each.waits.p95) for each in b.classes if each.name in p95):
-        if abs(after - before) > max(BRIEF, ALIKE * max(before, after)):
-            which = "sooner" if after < before else "later"
-            within = f"95 % of its jobs within {measured(after)}, under A {measured(before)}"
-            words.append(f"{name} starts {which} under B: {within}.")
+    for group in b.classes:
+        was, now = before.get(group.name, group.waits.p95), group.waits.p95
+        if abs(now - was) > max(BRIEF, ALIKE * max(was, now)):
+            which, within = "sooner" if now < was else "later", f"95 % of its jobs within {measured(now)}"
+            words.append(f"{group.name} starts {which} under B: {within}, under A {measured(was)}.")
     if not words:
         words.append("Waits are about the same under both.")
     if abs(b.seconds - a.seconds) > ALIKE * a.seconds:
@@ -264,26 +256,23 @@ def _charts(tried: Sequence[Tried]) -> list[Chart]:
 
 
 def _over_time(timeline: Timeline, lines: Sequence[Sequence[float]]) -> dict[str, Any]:
-    width = timeline.column_seconds
-    named = sorted(zip(timeline.classes, lines, strict=True), key=lambda each: -sum(each[1]))
-    # In their own order again, so that a class has the same colour on both sides.
-    kept = [each for each in zip(timeline.classes, lines, strict=True) if each in named[:SHOWN_CLASSES]]
-    rest = named[SHOWN_CLASSES:]
-    if rest:
-        others = [sum(column) for column in zip(*(line for _, line in rest), strict=True)]
-        kept.append((f"{len(rest)} others", others))
+    drawn = list(zip(timeline.classes, lines, strict=True))
+    largest = sorted(drawn, key=lambda each: -sum(each[1]))[:SHOWN_CLASSES]
+    # In their own order, so that a class has the same colour on both sides.
+    kept = [each for each in drawn if each in largest]
+    if rest := [line for name, line in drawn if (name, line) not in largest]:
+        kept.append((f"{len(rest)} others", [sum(column) for column in zip(*rest, strict=True)]))
     series = [
         {"label": name, "values": [round(value, 2) for value in line], **({"dash": [5, 4]} if nth >= COLOURS else {})}
         for nth, (name, line) in enumerate(kept)
     ]
     columns = len(lines[0]) if lines else 0
-    return {"x": [round(width * nth, 3) for nth in range(columns)], "series": series}
+    return {"x": [round(timeline.column_seconds * nth, 3) for nth in range(columns)], "series": series}
 
 
 def _ranked(title: str, unit: str, sides: Sequence[Sequence[float]]) -> Chart:
     longest = max(map(len, sides))
-    step = max(1, -(-longest // MOST_POINTS))
-    places = list(range(0, longest, step))
+    places = range(0, longest, max(1, -(-longest // MOST_POINTS)))
     series = [
         {
             "label": letter if len(sides) > 1 else "all",
@@ -292,7 +281,8 @@ def _ranked(title: str, unit: str, sides: Sequence[Sequence[float]]) -> Chart:
         }
         for letter, side, color in zip(LETTERS, sides, ("series-4", "series-1", "series-2", "series-3"), strict=False)
     ]
-    data = {"x": [place + 1 for place in places], "series": series, "time": False, "xLabel": "place", "unit": unit}
+    ranks = [place + 1 for place in places]
+    data = {"x": ranks, "series": series, "time": False, "xLabel": "place", "unit": unit}
     return {"title": title, "letter": None, "data": json.dumps(data)}
 
 

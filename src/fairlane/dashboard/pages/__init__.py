@@ -1,1 +1,0 @@
-"""One module for each page: what it looks up, and what can be done from it."""
