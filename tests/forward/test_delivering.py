@@ -15,8 +15,7 @@ from fairlane import App, Cancel, Dead, Snooze, State, Unique, context
 from fairlane.clock import ManualClock
 from fairlane.errors import InvalidJob, StoreUnavailable
 from fairlane.events import FollowUpsNotStored, JobEnded, JobStarted
-from fairlane.forward.delivery import Delivery
-from fairlane.forward.messages import Token
+from fairlane.forward.delivery import Delivery, Token
 from fairlane.task import Job, Task
 from tests.forward.paper import PaperForwarder, dispatching
 from tests.waiting import until, until_found

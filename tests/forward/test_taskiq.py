@@ -16,9 +16,8 @@ from taskiq import AsyncTaskiqDecoratedTask, InMemoryBroker
 
 from fairlane import App, Concurrency, Job, State
 from fairlane.errors import InvalidJob, JobCancelled, JobFailed
-from fairlane.forward.messages import as_carried
 from fairlane.forward.taskiq import TaskiqForwarder
-from fairlane.job import Claim
+from fairlane.job import ENGINES_MESSAGE, Claim, stored_in
 from fairlane.store import records
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.testing.postgres import ThrowawayPostgres
@@ -248,8 +247,8 @@ async def test_an_id_that_is_no_uuid_stays_that_of_the_message(
     sent = await routed.kicker().with_task_id("order-7").kiq(1)
     assert sent.task_id == "order-7"
     (claim,) = await claims(app)
-    carried = as_carried((await (await app.opened()).run(records.contexts([claim.id])))[claim.id], 0)
-    assert json.loads(carried.own or "")["task_id"] == "order-7"
+    contexts = await (await app.opened()).run(records.contexts([claim.id]))
+    assert json.loads(stored_in(contexts[claim.id])[ENGINES_MESSAGE])["task_id"] == "order-7"
 
 
 async def test_a_task_is_called_as_ever(routed: AsyncTaskiqDecoratedTask[..., Any]) -> None:

@@ -19,17 +19,18 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from fairlane.clock import as_datetime
-from fairlane.errors import (
-    Cancel,
-    ConfigurationError,
-    Dead,
-    Retry,
-    Signal,
-    UndecodablePayload,
+from fairlane.errors import Cancel, ConfigurationError, Dead, Retry, Signal, UndecodablePayload
+from fairlane.forward.delivery import HEADER, Delivery, Token
+from fairlane.forward.forwarder import (
+    Forwarded,
+    Forwarder,
+    Message,
+    RoutedCodec,
+    Unpublishable,
+    elsewhere,
+    runs_with,
+    written,
 )
-from fairlane.forward.delivery import Delivery
-from fairlane.forward.forwarder import Forwarded, RoutedCall, RoutedCodec, RoutingForwarder, runs_with, unwritable
-from fairlane.forward.messages import HEADER, Message, Token, Unpublishable
 from fairlane.job import State
 from fairlane.task import Task
 from fairlane.worker.runs import current_run
@@ -105,7 +106,7 @@ def _marked(value: Any) -> Any:
         return value  # it may have another JSON form: a dataclass, a model
 
 
-class CeleryForwarder(RoutingForwarder):
+class CeleryForwarder(Forwarder):
     """Lets Celery's workers run the jobs of an app. Create it in the module that they import.
 
     The pools `prefork`, `threads` and `solo` are supported; green threads are not.
@@ -130,8 +131,7 @@ class CeleryForwarder(RoutingForwarder):
     # What Celery says.
 
     def name_of(self, target: Any) -> str:
-        name: str = target.name
-        return name
+        return str(target.name)
 
     def function_of(self, target: Any) -> Callable[..., Any]:
         if target.name not in self._functions:
@@ -145,16 +145,12 @@ class CeleryForwarder(RoutingForwarder):
         return runs_with(retries)
 
     def targets(self) -> Mapping[str, Any]:
-        tasks: Mapping[str, Any] = self.celery.tasks
-        return tasks
+        return dict(self.celery.tasks)
 
     def is_built_in(self, name: str) -> bool:
         return name.startswith("celery.")
 
     def stand_in(self, name: str) -> Any:
-        def elsewhere(*args: Any, **kwargs: Any) -> None:
-            """Only the name of this task is known here."""
-
         stands_for = CeleryTask()
         stands_for.name, stands_for.run = name, elsewhere
         return stands_for
@@ -427,18 +423,24 @@ class CeleryForwarder(RoutingForwarder):
         _let_subscribe_later(self.celery.backend)
         publishing = {"producer": None, "connection": None, "retry": False, "retry_policy": None}
         with self.celery.connection_for_write() as unconnected:
-            written = _Written(unconnected)
-            result = send_task(*call, **{**options, **publishing, "producer": written})
-        if not isinstance(written.body, tuple):
+            made = _Written(unconnected)
+            result = send_task(*call, **{**options, **publishing, "producer": made})
+        if not isinstance(made.body, tuple):
             raise ConfigurationError(
                 "Celery's task_protocol = 1 cannot be routed; remove that setting, 2 is the default"
             )
-        args, kwargs, embed = written.body
-        if level := written.options.get("priority"):
+        args, kwargs, embed = made.body
+        if level := made.options.get("priority"):
             using["priority"] = self._priority(int(level))
-        own = self._sealed(_as_text(task.name, written.headers, written.options, embed, options))
-        id = written.headers["id"]
-        job = self.enqueue_routed_blocking(task, RoutedCall(args, kwargs, using, id, own))
+        own = {
+            "headers": made.headers,
+            "options": made.stored_options(),
+            "declare": [each.name for each in made.options.get("declare") or () if hasattr(each, "routing_key")],
+            "embed": embed,
+        }
+        given = {name: value for name, value in options.items() if name not in CELERYS_OWN}
+        text = self._sealed(written(task.name, own, given, _to_json))
+        job = self.enqueue_routed_blocking(task, args, kwargs, id=made.headers["id"], own=text, using=using)
         # There may already be a job with the same unique key.
         return type(result)(str(job.id)) if task.options.unique is not None else result
 
@@ -497,6 +499,13 @@ class _Written:
         if self.body is None:  # what follows is only an event about it
             self.body, self.headers, self.options = body, dict(headers or {}), options
 
+    def stored_options(self) -> dict[str, Any]:
+        """The options to publish it with, as they are stored."""
+        kept = {name: value for name, value in self.options.items() if value is not None and name not in NOT_KEPT}
+        if (exchange := kept.get("exchange")) is not None:
+            kept["exchange"] = getattr(exchange, "name", exchange)
+        return kept
+
 
 def _let_subscribe_later(backend: Any) -> None:
     """Before it publishes, Celery subscribes to the result in Redis, and tries for 20 s if Redis is away. Reading a
@@ -528,22 +537,6 @@ def _unsubscribe_if_subscribed(consumer: Any) -> None:
             unsubscribe(task_id)
 
     consumer.cancel_for = cancel_for
-
-
-def _as_text(
-    task: str, headers: Mapping[str, Any], options: Mapping[str, Any], embed: Any, given: Mapping[str, Any]
-) -> str:
-    """The message as text, without its arguments, which are stored with the job."""
-    exchange = options.get("exchange")
-    kept = {name: value for name, value in options.items() if value is not None and name not in NOT_KEPT}
-    if exchange is not None:
-        kept["exchange"] = getattr(exchange, "name", exchange)
-    declare = [each.name for each in options.get("declare") or () if hasattr(each, "routing_key")]
-    try:
-        return _to_json({"headers": headers, "options": kept, "declare": declare, "embed": embed})
-    except (TypeError, ValueError) as error:
-        said = {name: value for name, value in given.items() if name not in CELERYS_OWN}
-        raise unwritable(task, said, _to_json, error) from error
 
 
 def _step_of(forwarder: CeleryForwarder) -> type[bootsteps.Step]:

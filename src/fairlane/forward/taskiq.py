@@ -1,6 +1,6 @@
 """Taskiq runs what Fairlane admits.
 
-A middleware records which message the current asyncio task processes. The function of a task is wrapped: it adopts the
+A middleware tells which message the current asyncio task processes. The function of a task is wrapped: it adopts the
 job of that message, runs, and settles it. A skipped message ends as `NoResultError`, so no result is stored for it.
 """
 
@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from fairlane.declaration_checks import is_async
 from fairlane.errors import ConfigurationError, FairlaneError, Signal
-from fairlane.forward.delivery import Delivery
-from fairlane.forward.forwarder import Forwarded, RoutedCall, RoutingForwarder, answering, runs_with, unwritable
-from fairlane.forward.messages import HEADER, Message
+from fairlane.forward.delivery import HEADER, Delivery
+from fairlane.forward.forwarder import Forwarded, Forwarder, Message, answering, elsewhere, runs_with, written
 from fairlane.worker.runs import Stop
 
 try:
@@ -51,7 +50,7 @@ OF_RETRIES = {"max_retries", "retry_on_error"}
 """Labels of a message that have no effect if the policy decides on retries."""
 
 
-class TaskiqForwarder(RoutingForwarder):
+class TaskiqForwarder(Forwarder):
     """Lets Taskiq's workers run the jobs of an app. Create it in the module that they import.
 
     A broker of Taskiq is a queue: without `queues=` all messages go to the default queue of the broker.
@@ -66,10 +65,10 @@ class TaskiqForwarder(RoutingForwarder):
         if not isinstance(broker, AsyncBroker):
             raise ConfigurationError(f"TaskiqForwarder is given {broker!r} where a broker of Taskiq belongs")
         self.broker = broker
-        self._watch = _Watch(self)
-        self._watch.set_broker(broker)
+        watch = _Watch(self)
+        watch.set_broker(broker)
         # The first in the list is the last to be called after an error: by then Taskiq has decided on a retry.
-        broker.middlewares.insert(0, self._watch)
+        broker.middlewares.insert(0, watch)
         self._kick = broker.kick
         broker.kick = self._kicked  # type: ignore[assignment,method-assign]
         self._is_publishing: contextvars.ContextVar[bool] = contextvars.ContextVar("is_publishing", default=False)
@@ -79,8 +78,7 @@ class TaskiqForwarder(RoutingForwarder):
     # What Taskiq says.
 
     def name_of(self, target: Any) -> str:
-        name: str = target.task_name
-        return name
+        return str(target.task_name)
 
     def function_of(self, target: Any) -> Callable[..., Any]:
         function: Callable[..., Any] = target.original_func
@@ -102,9 +100,6 @@ class TaskiqForwarder(RoutingForwarder):
         return self.broker.get_all_tasks()
 
     def stand_in(self, name: str) -> Any:
-        def elsewhere(*args: Any, **kwargs: Any) -> None:
-            """Only the name of this task is known here."""
-
         return AsyncTaskiqDecoratedTask(self.broker, name, elsewhere, {})
 
     def install(self, forwarded: Forwarded) -> None:
@@ -181,7 +176,7 @@ class TaskiqForwarder(RoutingForwarder):
     def _adopting(self, forwarded: Forwarded, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         async def run(*args: Any, **kwargs: Any) -> Any:
-            message = self._watch.take(forwarded.target.task_name)
+            message = self.deliveries.take(forwarded.target.task_name)
             if message is None:  # called by hand, or sent past Fairlane
                 return await function(*args, **kwargs)
             tasks = self.names[message.task_name]
@@ -204,7 +199,7 @@ class TaskiqForwarder(RoutingForwarder):
     def _adopting_in_a_thread(self, forwarded: Forwarded, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            message = self._watch.take(forwarded.target.task_name)
+            message = self.deliveries.take(forwarded.target.task_name)
             if message is None:
                 return function(*args, **kwargs)
             delivery = _ours(self.deliveries.begin_sync(message.labels[HEADER], self.names[message.task_name]))
@@ -221,7 +216,7 @@ class TaskiqForwarder(RoutingForwarder):
 
     def _prepare(self, forwarded: Forwarded, message: TaskiqMessage, delivery: Delivery) -> None:
         if forwarded.retries == "engine":
-            self._watch.expect_an_end(message, delivery)
+            self.deliveries.retryable[message.labels[HEADER]] = delivery
         else:
             message.labels["retry_on_error"] = False
 
@@ -262,16 +257,15 @@ class TaskiqForwarder(RoutingForwarder):
 
     async def _kicked(self, sent: BrokerMessage) -> None:
         """`broker.kick`, which every message goes through; routed messages are stored by Fairlane."""
-        task = None if self._is_publishing.get() else self.routed(sent.task_name)
-        if self._is_publishing.get() or (task is None and HEADER not in sent.labels):
+        token = sent.labels.get(HEADER, "")
+        task = None if self._is_publishing.get() else self.routed(sent.task_name, is_copy=bool(token))
+        if task is None:
             return await self._kick(sent)
         message = self.broker.formatter.loads(sent.message)
-        labels = dict(message.labels)
-        if (delivery := self._watch.retried(labels.pop(HEADER, ""))) is not None:
+        labels = {name: value for name, value in message.labels.items() if name != HEADER}
+        if (delivery := self.deliveries.retryable.pop(token, None)) is not None:
             wait = timedelta(seconds=float(labels.get("delay", 0)))
             return await self.deliveries.retried(delivery, "retried by Taskiq", wait)
-        if task is None:  # a copy of one that was delivered
-            task = self.forwarded[self.names[sent.task_name][0]].task
         own_labels = {name: str(value) for name, value in self.forwarded[task.name].target.labels.items()}
         given = {name for name, value in labels.items() if own_labels.get(name) != str(value)}
         self.forwarded[task.name].refuse(given & OF_RETRIES, "Taskiq")
@@ -281,11 +275,10 @@ class TaskiqForwarder(RoutingForwarder):
         if (priority := labels.pop("priority", None)) is not None:
             using["priority"] = int(priority)
         stored = message.model_copy(update={"labels": labels, "args": [], "kwargs": {}})
-        try:
-            own = json.dumps(stored.model_dump())
-        except (TypeError, ValueError) as error:
-            raise unwritable(task.name, labels, json.dumps, error) from error
-        await self.enqueue_routed(task, RoutedCall(message.args, message.kwargs, using, message.task_id, own, labels))
+        own = written(task.name, stored.model_dump(), labels)
+        await self.enqueue_routed(
+            task, message.args, message.kwargs, id=message.task_id, own=own, using=using, options=labels
+        )
         return None
 
 
@@ -308,49 +301,34 @@ class _Kicker(AsyncKicker[Any, Any]):
 
 
 class _Watch(TaskiqMiddleware):
-    """Records which message the current asyncio task processes, and whether Taskiq retries it."""
+    """Tells which message the current asyncio task processes, and whether Taskiq retries it."""
 
     def __init__(self, forwarder: TaskiqForwarder) -> None:
         super().__init__()
         self._forwarder = forwarder
-        self._message: contextvars.ContextVar[TaskiqMessage | None] = contextvars.ContextVar("message", default=None)
-        self._ending: dict[str, Delivery] = {}
-        """What runs here and may be retried by Taskiq, by token."""
+        self._deliveries = forwarder.deliveries
 
     def startup(self) -> None:
         """Called when modules are imported, before the worker listens."""
         self._forwarder.route_registered()
 
-    def take(self, task: str) -> TaskiqMessage | None:
-        """The message of this asyncio task, if it is a forwarded one for that task; once."""
-        message = self._message.get()
-        self._message.set(None)
-        return message if message is not None and message.task_name == task else None
-
-    def expect_an_end(self, message: TaskiqMessage, delivery: Delivery) -> None:
-        self._ending[message.labels[HEADER]] = delivery
-
     async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
         is_forwarded = HEADER in message.labels
         if is_forwarded:
             # In this loop: blocking functions use it from their threads.
-            await self._forwarder.deliveries.open()
-        self._message.set(message if is_forwarded else None)
+            await self._deliveries.open()
+        self._deliveries.processes(message.task_name, message if is_forwarded else None)
         return message
 
-    def retried(self, token: str) -> Delivery | None:
-        """The job that has just failed here, if this is Taskiq's retry of it; once."""
-        return self._ending.pop(token, None)
-
     async def on_error(self, message: TaskiqMessage, result: TaskiqResult[Any], exception: BaseException) -> None:
-        delivery = self._ending.pop(message.labels.get(HEADER, ""), None)
+        delivery = self._deliveries.retryable.pop(message.labels.get(HEADER, ""), None)
         if delivery is None or isinstance(exception, NoResultError):
             return
         if isinstance(result.error, NoResultError):
             # It is retried through a schedule source: as a separate job, once that sends it.
-            await self._forwarder.deliveries.done(delivery, None)
+            await self._deliveries.done(delivery, None)
         else:
-            await self._forwarder.deliveries.failed(delivery, exception, is_final=True)
+            await self._deliveries.failed(delivery, exception, is_final=True)
 
     async def post_execute(self, message: TaskiqMessage, result: TaskiqResult[Any]) -> None:
-        self._ending.pop(message.labels.get(HEADER, ""), None)
+        self._deliveries.retryable.pop(message.labels.get(HEADER, ""), None)
