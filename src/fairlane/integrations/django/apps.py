@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
-import sqlite3
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -22,7 +20,7 @@ from django.utils.module_loading import module_has_submodule
 
 from fairlane.errors import ConfigurationError, FairlaneError, SchemaError
 from fairlane.integrations.django.project import IN_MEMORY, DjangoApp, is_under_test, load_settings, project_app
-from fairlane.store.scripts import Schema
+from fairlane.integrations.extras import tables_on_sqlite
 from fairlane.store.statements import load_statements
 
 OWN = "fairlane.integrations.django"
@@ -183,17 +181,12 @@ def _forget_all_jobs(app: DjangoApp, using: str) -> None:
         return
     connection = connections[using]
     if connection.vendor == "sqlite":
-        tables = _sqlite_tables()
+        # The one row of `positions` came with the schema, and jobs are numbered by it.
+        kept = ("migrations", "positions")
+        tables = [name for name in tables_on_sqlite() if name not in kept and not name.startswith("sqlite_")]
     else:
         with connection.cursor() as cursor:
             cursor.execute(STATEMENTS["tables_on_postgresql"])
             tables = [name for (name,) in cursor.fetchall()]
     with connection.constraint_checks_disabled():
         connection.ops.execute_sql_flush(connection.ops.sql_flush(no_style(), tables))
-
-
-@functools.cache
-def _sqlite_tables() -> list[str]:
-    with contextlib.closing(sqlite3.connect(":memory:")) as empty:
-        empty.executescript(Schema.of("sqlite").script())
-        return [name for (name,) in empty.execute(STATEMENTS["tables_on_sqlite"])]

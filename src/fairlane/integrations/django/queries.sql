@@ -12,12 +12,3 @@ select format('"%s"."%s"', schemaname, tablename)
 from pg_tables
 where schemaname = 'fairlane'
   and tablename <> 'migrations'
-
--- name: tables_on_sqlite
--- Asked of an empty database that has nothing but Fairlane's schema: a file of Django's has other tables beside them.
--- The one row of `positions` came with the schema, and jobs are numbered by it.
-select name
-from sqlite_master
-where type = 'table'
-  and name not like 'sqlite\_%' escape '\'
-  and name not in ('migrations', 'positions')

@@ -12,50 +12,30 @@ from typing import Any
 import click
 from django.core.management.base import BaseCommand, CommandParser
 
-from fairlane.cli.program import COMMANDS, program
+from fairlane.cli.program import program
 
 APP = "fairlane.integrations.django:app"
 DJANGO_OPTIONS = ("--settings", "--pythonpath")
-HELP = """\
-examples:
-  manage.py fairlane worker --concurrency 20
-  manage.py fairlane status
-  manage.py fairlane jobs list --state dead
-  manage.py fairlane explain --queue orders
-  manage.py fairlane worker --help
-
-commands:
-"""
 
 
 class Command(BaseCommand):
     """Django's options stand before the command of Fairlane, and those of Fairlane behind it."""
 
-    help = "Run a command of Fairlane on the queues of this project: worker, status, explain, jobs, doctor, …"
+    help = (
+        "Run a command of Fairlane on the queues of this project: worker, status, explain, jobs, doctor, … "
+        "Without a command, all are listed; `manage.py fairlane worker --help` is about one."
+    )
     requires_system_checks: Sequence[str] = ()
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        told = "\n".join(f"  {name:<12} {summary}" for name, (_, summary) in sorted(COMMANDS.items()))
-        return super().create_parser(
-            prog_name,
-            subcommand,
-            epilog=f"{HELP}{told}\n",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            **kwargs,
-        )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="COMMAND …", help="what Fairlane is to do")
 
     def handle(self, *given: str, arguments: Sequence[str] = (), **options: Any) -> None:
         words = list(_without_django_options([*given, *arguments]))
-        if not words:
-            self.stdout.write(self.create_parser("manage.py", "fairlane").format_help())
-            return
         _let_children_import()
         with self._writing():
             try:
-                program.main(args=_with_app(words), prog_name="manage.py fairlane")
+                program.main(args=_with_app(words) or ["--help"], prog_name="manage.py fairlane")
             except SystemExit as end:
                 if end.code:
                     raise
