@@ -205,13 +205,7 @@ class CeleryForwarder(Forwarder):
             with delivery.entered():
                 value = function(*delivery.args, **delivery.kwargs)
         except celery.exceptions.Retry as retry:
-            when: Any = retry.when
-            if isinstance(when, datetime):
-                aware = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
-                wait = max(timedelta(0), aware - as_datetime(self.app.clock.now()))
-            else:
-                wait = timedelta(seconds=when or 0)
-            self._retried(delivery, str(retry), wait)
+            self._retried(delivery, str(retry))
             raise
         except celery.exceptions.Ignore as left:
             # The task says that it needs no further handling.
@@ -223,24 +217,23 @@ class CeleryForwarder(Forwarder):
             self.deliveries.failed_sync(delivery, Retry(0, reason=reason) if rejected.requeue else Dead(reason))
             raise celery.exceptions.Ignore(reason) from rejected
         except BaseException as error:
-            # A worker that is told to stop raises what is not an Exception: the task has not failed.
+            # A worker that is asked to stop raises what is not an Exception: the task has not failed.
             is_lost = is_engines and not isinstance(error, Exception)
             became = self.deliveries.failed_sync(delivery, error, is_final=is_engines, is_lost=is_lost)
             if not isinstance(error, Exception):
                 raise
             raise self._for_celery(target, became, error) from error
         if delivery.retry_in is not None or delivery.was_sent_again:  # self.retry(throw=False)
-            self._retried(delivery, "retry(throw=False)", timedelta(0))
+            self._retried(delivery, "retry(throw=False)")
         else:
             self.deliveries.done_sync(delivery, value)
         return value
 
-    def _retried(self, delivery: Delivery, reason: str, otherwise: timedelta) -> None:
+    def _retried(self, delivery: Delivery, reason: str) -> None:
         if delivery.was_sent_again:
             self.deliveries.done_sync(delivery, None)  # with other arguments, it is a separate job
         else:
-            delay = otherwise if delivery.retry_in is None else delivery.retry_in
-            self.deliveries.retried_sync(delivery, reason, delay)
+            self.deliveries.retried_sync(delivery, reason, delivery.retry_in or timedelta(0))
 
     def _for_celery(self, target: Any, became: State | None, error: Exception) -> Any:
         """What to raise to Celery, so that its result says what became of the job."""
@@ -260,7 +253,7 @@ class CeleryForwarder(Forwarder):
     # A message that was revoked, by `celery.control.revoke` or by Flower, or that has expired, is dropped by the worker
     # that receives it.
 
-    def _revoked(self, sender: Any, request: Any, expired: Any = False, **told: Any) -> None:
+    def _revoked(self, sender: Any, request: Any, expired: Any = False, **named: Any) -> None:
         token = (request.headers or {}).get(HEADER)
         if token is not None and sender.name in self.names:
             self.send_end(sender.name, token, request.delivery_info, "expired" if expired else "revoked")
@@ -380,7 +373,9 @@ class CeleryForwarder(Forwarder):
             if delivery is not None:
                 request = self.celery.current_worker_task.request
                 if list(args or ()) == list(request.args or ()) and dict(kwargs or {}) == dict(request.kwargs or {}):
-                    delivery.retry_in = self._wait(countdown, eta)
+                    due = self._due(countdown, eta)
+                    now = as_datetime(self.app.clock.now())
+                    delivery.retry_in = due.get("delay") or max(timedelta(0), due.get("run_at", now) - now)
                     return self.celery.AsyncResult(options["task_id"])
                 delivery.was_sent_again = True
                 task = delivery.task
@@ -403,13 +398,6 @@ class CeleryForwarder(Forwarder):
         if countdown:
             return {"delay": timedelta(seconds=countdown)}
         return {"run_at": maybe_make_aware(maybe_iso8601(eta), self.celery.timezone)} if eta else {}
-
-    def _wait(self, countdown: Any, eta: Any) -> timedelta:
-        due = self._due(countdown, eta)
-        wait: timedelta = due.get("delay", timedelta(0))
-        if "run_at" in due:
-            wait = max(wait, due["run_at"] - as_datetime(self.app.clock.now()))
-        return wait
 
     def _store(
         self,

@@ -134,7 +134,7 @@ class Deliveries:
         """Deliveries in this process that the engine may retry, by the text of their tokens."""
         self._message: ContextVar[tuple[str, Any] | None] = ContextVar("message", default=None)
 
-    # Which message this thread or asyncio task processes, for engines that tell that to a middleware.
+    # Which message this thread or asyncio task processes, for engines that show it to a middleware.
 
     def processes(self, name: str, message: Any) -> None:
         """Record the message that is processed here, for this task of the engine; `None` if it is not forwarded."""
@@ -211,7 +211,7 @@ class Deliveries:
         return None
 
     def _abandon(self, delivery: Delivery, error: BaseException) -> None:
-        """The caller was interrupted: by a time limit of the engine, perhaps (the job has failed), or told to stop (it
+        """The caller was interrupted: by a time limit of the engine, perhaps (the job has failed), or asked to stop (it
         is lost)."""
         is_lost = isinstance(error, SystemExit | KeyboardInterrupt)
         asyncio.run_coroutine_threadsafe(self.failed(delivery, error, is_lost=is_lost), delivery.process.loop)
@@ -231,7 +231,7 @@ class Deliveries:
         self, delivery: Delivery, error: BaseException, *, is_final: bool = False, is_lost: bool = False
     ) -> State | None:
         """Its function has raised: the outcome is decided as on native workers. `is_final`: the engine does not retry
-        this, so a failure ends the job. `is_lost`: its process was told to stop, which is not a failure of the job; it
+        this, so a failure ends the job. `is_lost`: its process was asked to stop, which is not a failure of the job; it
         runs again when its lease expires, as if the process had been killed. Not at once: the engine may be about to
         report that it ended the job itself, by its time limit or because it was revoked. Signals such as `Retry` mean
         what they always mean. Returns the new state of the job; `None` if nothing is recorded."""

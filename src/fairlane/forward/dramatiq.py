@@ -1,6 +1,6 @@
 """Dramatiq runs what Fairlane admits.
 
-A middleware tells which message a thread of the worker processes. The function of an actor is wrapped: it adopts the
+A middleware records which message a thread of the worker processes. The function of an actor is wrapped: it adopts the
 job of that message, runs, and settles it. What Dramatiq must neither retry nor dead-letter ends as `SkipMessage`.
 
 `broker.enqueue`, which `send`, pipelines, groups and retries all go through, stores routed messages as jobs, with their
@@ -223,7 +223,7 @@ def _skipped(message: Any, why: str) -> SkipMessage:
 
 
 class _Watch(Middleware):
-    """Tells which message each thread processes, and whether Dramatiq retries it."""
+    """Records which message each thread processes, and whether Dramatiq retries it."""
 
     def __init__(self, forwarder: DramatiqForwarder) -> None:
         self._forwarder = forwarder

@@ -254,8 +254,8 @@ class Forwarder(ABC):
         """As `publish`; called in a thread."""
         raise NotImplementedError(f"{type(self).__name__} has neither `publish` nor `publish_blocking`")
 
-    def reach_blocking(self) -> None:  # noqa: B027  # an engine whose client tells nothing is taken at its word
-        """As `reach`; called in a thread. A client that cannot tell is assumed to be connected."""
+    def reach_blocking(self) -> None:  # noqa: B027  # optional
+        """As `reach`; called in a thread. A client that cannot be asked is assumed to be connected."""
 
     async def publish(self, message: Message) -> None:
         """Hand a message to the broker, and return once it has it. `Unpublishable`: its job dies. Any other error: the

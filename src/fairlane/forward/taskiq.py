@@ -1,6 +1,6 @@
 """Taskiq runs what Fairlane admits.
 
-A middleware tells which message the current asyncio task processes. The function of a task is wrapped: it adopts the
+A middleware records which message the current asyncio task processes. The function of a task is wrapped: it adopts the
 job of that message, runs, and settles it. A skipped message ends as `NoResultError`, so no result is stored for it.
 """
 
@@ -301,7 +301,7 @@ class _Kicker(AsyncKicker[Any, Any]):
 
 
 class _Watch(TaskiqMiddleware):
-    """Tells which message the current asyncio task processes, and whether Taskiq retries it."""
+    """Records which message the current asyncio task processes, and whether Taskiq retries it."""
 
     def __init__(self, forwarder: TaskiqForwarder) -> None:
         super().__init__()

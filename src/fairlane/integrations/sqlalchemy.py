@@ -121,7 +121,7 @@ def enqueue_after_commit(session: AnySession, *calls: Call[Any]) -> None:
             raise ConfigurationError(f"{call!r} names a transaction of its own, with tx=; enqueue it there")
     if isinstance(session, Session | scoped_session) and _is_in_event_loop() and not _is_in_greenlet():
         raise ConfigurationError(
-            "enqueue_after_commit: a Session that commits inside of an event loop blocks it; use an AsyncSession"
+            "enqueue_after_commit: a Session that commits inside an event loop blocks it; use an AsyncSession"
         )
     found: Any = session() if isinstance(session, scoped_session | async_scoped_session) else session
     blocking: Session = found.sync_session if isinstance(found, AsyncSession) else found

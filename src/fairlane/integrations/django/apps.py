@@ -44,7 +44,7 @@ class FairlaneConfig(AppConfig):
         try:
             given = load_settings()
         except ConfigurationError:
-            return  # `manage.py check` tells; so does whoever asks for the app
+            return  # `manage.py check` reports it, and asking for the app raises it
         for config in apps.get_app_configs():
             for module in given.task_modules:
                 if config.name != self.name and module_has_submodule(config.module, module):
@@ -58,7 +58,7 @@ class FairlaneConfig(AppConfig):
         connection_created.connect(on_connected, dispatch_uid="fairlane")
 
 
-def check_settings(app_configs: object = None, **told: Any) -> list[checks.CheckMessage]:
+def check_settings(app_configs: object = None, **named: Any) -> list[checks.CheckMessage]:
     """FAIRLANE, the tasks and queues of the project, and the order of INSTALLED_APPS."""
     try:
         settings = load_settings()
@@ -95,7 +95,7 @@ def _reads_before_it_locks(database: str) -> bool:
     return connection.vendor == "sqlite" and not connection.is_in_memory_db() and mode.lower() == "deferred"
 
 
-def check_schema(databases: Sequence[str] | None = None, **told: Any) -> list[checks.CheckMessage]:
+def check_schema(databases: Sequence[str] | None = None, **named: Any) -> list[checks.CheckMessage]:
     """Whether the schema is up to date: `check --database default`, and before every `migrate`."""
     try:
         app = project_app()
@@ -120,7 +120,7 @@ async def _look(app: Any) -> None:
         await store.close()
 
 
-def on_migrated(using: str, verbosity: int = 1, stdout: Any = None, **told: Any) -> None:
+def on_migrated(using: str, verbosity: int = 1, stdout: Any = None, **named: Any) -> None:
     """After `migrate`: bring the schema up to date. After `flush`, which a test ends with, leave no job behind."""
     app = project_app()
     if using != (app.settings.database if app.settings.url is None else DEFAULT_DB_ALIAS):
@@ -129,7 +129,7 @@ def on_migrated(using: str, verbosity: int = 1, stdout: Any = None, **told: Any)
         return
     if is_under_test():
         _let_go_before_the_end(app, connections[using].creation)
-    if "plan" in told:
+    if "plan" in named:
         for name in asyncio.run(app.migrate()) if app.settings.address() != IN_MEMORY else ():
             if verbosity >= 1 and stdout is not None:
                 stdout.write(f"  Applying {LABEL}.{name}... OK")
@@ -138,30 +138,27 @@ def on_migrated(using: str, verbosity: int = 1, stdout: Any = None, **told: Any)
     _open_on_sqlite(app, connections[using])
 
 
-def on_connected(connection: Any, **told: Any) -> None:
+def on_connected(connection: Any, **named: Any) -> None:
     """Before Django's first transaction on a SQLite file that has been migrated: open the app."""
     app = project_app()
-    if connection.alias == app.settings.database and connection.vendor == "sqlite" and not app.is_open:
-        with connection.cursor() as cursor:
-            cursor.execute(STATEMENTS["has_schema_on_sqlite"])
-            (has_schema,) = cursor.fetchone()
-        if has_schema:
-            _open_on_sqlite(app, connection)
+    is_its_file = connection.alias == app.settings.database and connection.vendor == "sqlite"
+    if is_its_file and not app.is_open and {"gates", "lanes"} <= set(connection.introspection.table_names()):
+        _open_on_sqlite(app, connection)
 
 
 def _open_on_sqlite(app: DjangoApp, connection: Any) -> None:
-    """Opening declares queues, and there is one writer: inside of a transaction of Django's it would wait in vain."""
+    """Opening declares queues, and there is one writer: inside a transaction of Django's it would wait for ever."""
     if connection.vendor != "sqlite" or app.settings.url is not None or app.settings.address() == IN_MEMORY:
         return
     try:
         app.run_blocking(app.opened())
     except FairlaneError as error:
-        # Django's own work does not depend on it; whoever enqueues is told again.
+        # Django's own work does not depend on it; an enqueue raises it again.
         log.warning("the queues of this project could not be declared yet: %s", error)
 
 
 def _let_go_before_the_end(app: DjangoApp, creation: Any) -> None:
-    """A database that somebody is connected to cannot be dropped, and Django tells nobody that it is about to."""
+    """Close the app before Django drops its test database: one with open connections cannot be dropped."""
     destroy: Callable[..., Any] = creation.destroy_test_db
     if getattr(destroy, "lets_fairlane_go", False):
         return

@@ -1,4 +1,4 @@
-"""The dashboard beside a Django site, in one ASGI application: whoever is staff there is let in here."""
+"""The dashboard beside a Django site, in one ASGI application: staff of the site may see it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The app of a Django project: its database is Django's, and so are its transactions.
 
 A Django process has many event loops: one that serves, one for each async view under WSGI, one for each async test, and
-none in a view that is not async. So the app lives in a loop of its own, and whoever asks from another one is served
+none in a view that is not async. So the app lives in a loop of its own, and calls from other loops are served
 there. In a worker that is the worker's loop.
 """
 
@@ -326,7 +326,7 @@ class DjangoApp(App):
     async def foresee(self, call: Call[R]) -> Foreseen:
         return await run_in(self._home(), super().foresee(call))
 
-    # What an enqueue does inside of `transaction.atomic()`.
+    # What an enqueue does inside `transaction.atomic()`.
 
     async def _wrapped(
         self, calls: Sequence[Call[R]], tx: Any, store: Callable[[Sequence[Call[R]], Any], Awaitable[Enqueued[R]]]

@@ -1,12 +1,6 @@
 -- What is asked of Django's own connection. Names of tables come out as Django wants them: quoted where they have a
 -- schema.
 
--- name: has_schema_on_sqlite
-select count(*) = 2
-from sqlite_master
-where type = 'table'
-  and name in ('gates', 'lanes')
-
 -- name: tables_on_postgresql
 select format('"%s"."%s"', schemaname, tablename)
 from pg_tables
