@@ -123,8 +123,8 @@ async def _bounded(
             return await runner.run(advance, until)
     except TimeoutError:
         raise TimeoutError(
-            f"after {timeout:g} s there is still something to run: {runner.told()}; is it waiting for something that "
-            f"never comes, or for a clock that stands still? Give timeout= if it only takes long"
+            f"after {timeout:g} s there is still something to run: {runner.unfinished()}; is it waiting for something "
+            f"that never comes, or for a clock that stands still? Give timeout= if it only takes long"
         ) from None
     finally:
         await runner.close()
@@ -261,7 +261,7 @@ class Runner:
         clock.set(max(due, now + 1))
         return True
 
-    def told(self) -> str:
+    def unfinished(self) -> str:
         """What still runs, for an error message."""
         running = [f"job {run.claim.id} ({run.claim.task})" for run in self._execution.running]
         return ", ".join(running) or "jobs that are enqueued faster than they run"
@@ -422,13 +422,13 @@ async def assert_enqueued(
     options = {"queue": queue, "priority": priority, "keys": keys, "state": None if state is None else str(state)}
     beside = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
     what = repr(expected) if isinstance(expected, Call) else task.name
-    many = "no job" if not fitting else f"{len(fitting)} job{'s' * (len(fitting) > 1)}"
-    asked = "" if count is None else f", where {count} should be"
+    asked = "at least 1" if count is None else str(count)
     jobs = await enqueued_jobs(app)
-    listed = "".join(f"\n  {job!r}" for job in jobs[:SHOWN])
+    listed = "".join(f"\n  {job!r}" for job in jobs[:SHOWN]) or " none"
     more = f"\n  and {len(jobs) - SHOWN} more" if len(jobs) > SHOWN else ""
-    told = f"enqueued were:{listed}{more}" if jobs else "nothing was enqueued at all"
-    raise AssertionError(f"{many} of {what}{beside} enqueued{asked}; {told}")
+    raise AssertionError(
+        f"jobs of {what}{beside}: {len(fitting)} enqueued, expected {asked}; all enqueued jobs:{listed}{more}"
+    )
 
 
 def _check_queue(app: App, queue: object) -> None:

@@ -55,7 +55,7 @@ def _newest_first(bindirs: Iterator[Path]) -> list[Path]:
 class ThrowawayPostgres:
     """A PostgreSQL of its own on a free loopback port, gone with the block or with this process, however it ends.
 
-    Whoever can log in to this machine can connect to it: keep nothing of value in it.
+    Everybody who can log in to this machine can connect to it: keep nothing of value in it.
     """
 
     def __init__(
