@@ -308,7 +308,8 @@ class CeleryForwarder(Forwarder):
 
     def _publish_stored(self, message: Message, own: str) -> None:
         """Publish a routed call, whose message is stored."""
-        stored = _from_json(self._unsealed(own))
+        codec = self.app.codec
+        stored = _from_json(own if codec is None else codec.decode(base64.b64decode(own)).decode())
         # Dates and the like are restored: a serializer other than JSON has its own form for them.
         args, kwargs = _from_json(_to_json([message.args, message.kwargs]))
         headers = {**stored["headers"], **message.carried}
@@ -427,18 +428,12 @@ class CeleryForwarder(Forwarder):
             "embed": embed,
         }
         given = {name: value for name, value in options.items() if name not in CELERYS_OWN}
-        text = self._sealed(written(task.name, own, given, _to_json))
+        text = written(task.name, own, given, _to_json)
+        if (codec := self.app.codec) is not None:
+            text = base64.b64encode(codec.encode(text.encode())).decode()
         job = self.enqueue_routed_blocking(task, args, kwargs, id=made.headers["id"], own=text, using=using)
         # There may already be a job with the same unique key.
         return type(result)(str(job.id)) if task.options.unique is not None else result
-
-    def _sealed(self, text: str) -> str:
-        codec = self.app.codec
-        return text if codec is None else base64.b64encode(codec.encode(text.encode())).decode()
-
-    def _unsealed(self, stored: str) -> str:
-        codec = self.app.codec
-        return stored if codec is None else codec.decode(base64.b64decode(stored)).decode()
 
 
 class _Request:
@@ -510,13 +505,11 @@ def _let_subscribe_later(backend: Any) -> None:
 
     on_task_call.knows_written = True  # type: ignore[attr-defined]
     backend.on_task_call = on_task_call
-    if not hasattr(backend.result_consumer, "_pending_unsubscribe"):
-        _unsubscribe_if_subscribed(backend.result_consumer)
-
-
-def _unsubscribe_if_subscribed(consumer: Any) -> None:
-    """Older versions of Celery unsubscribe in the destructor of every result, and try for 20 s if Redis is away, even
-    if nothing has subscribed."""
+    consumer = backend.result_consumer
+    if hasattr(consumer, "_pending_unsubscribe"):
+        return
+    # Older versions of Celery unsubscribe in the destructor of every result, and try for 20 s if Redis is away, even if
+    # nothing has subscribed.
     unsubscribe = consumer.cancel_for
 
     @functools.wraps(unsubscribe)

@@ -22,7 +22,7 @@ from fairlane.policy.partitions import whole_of
 from fairlane.scheduler.settlement import Cancelled, Died, Released, settle
 from fairlane.scheduler.snapshot import Pace
 from fairlane.store import records
-from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.stats_values import PUBLISHING, unbegun_in
 from fairlane.task import Task
 from fairlane.waits import Outage, jittered, pause
@@ -98,28 +98,20 @@ class Dispatching:
                     "would wait in vain; give them a queue of their own"
                 )
         store = await app.opened()
-        if not forwarder.unbounded:
-            await _check_limits(store, queues)
-
+        for name in () if forwarder.unbounded else queues:
+            found = await store.policy(name)
+            # Everything that waits would move to the engine's broker.
+            if found is not None and not any(limit.counts_in_flight and not limit.by for limit in found.policy.limits):
+                raise ConfigurationError(
+                    f"queue {name!r} has no limit on what the engine holds at once, so that all that waits would move "
+                    f"to its broker, where no policy can see it; give it Concurrency(n) or AdaptiveConcurrency() "
+                    f"without `by`, or say unbounded=True"
+                )
         return await app.make_worker(partial(Dispatcher, forwarder), options)
 
     async def close(self) -> None:
         await self._forwarder.close()
         await self._forwarder.app.close()
-
-
-async def _check_limits(store: Store, queues: Sequence[str]) -> None:
-    """Refuse queues without a limit on how many jobs the engine holds: everything would move to its broker."""
-    for name in queues:
-        found = await store.policy(name)
-        if found is None:
-            continue
-        if not any(limit.counts_in_flight and not limit.by for limit in found.policy.limits):
-            raise ConfigurationError(
-                f"queue {name!r} has no limit on what the engine holds at once, so that all that waits would move to "
-                f"its broker, where no policy can see it; give it Concurrency(n) or AdaptiveConcurrency() without "
-                f"`by`, or say unbounded=True"
-            )
 
 
 FIRST_PAUSE, LONGEST_PAUSE = SECOND // 10, 30 * SECOND

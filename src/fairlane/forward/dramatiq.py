@@ -97,8 +97,10 @@ class DramatiqForwarder(Forwarder):
         options = {**own.get("options", {}), **message.carried}
         if message.retries:
             options["retries"] = options.get("retries", 0) + message.retries
-        if (priority := self._broker_priority(message.priority)) is not None:
-            options["broker_priority"] = priority
+        most: int | None = getattr(self.broker, "max_priority", None)
+        if most is not None and message.priority:
+            # From 0 to the maximum of the broker: RabbitMQ has nothing below none.
+            options["broker_priority"] = max(0, -(-message.priority * most // HIGHEST_PRIORITY))
         self._publish(
             dramatiq.Message(
                 queue_name=message.queue or own.get("queue") or message.target.queue_name,
@@ -117,11 +119,6 @@ class DramatiqForwarder(Forwarder):
             import pika
 
             pika.BlockingConnection(parameters).close()
-
-    def _broker_priority(self, priority: int) -> int | None:
-        """From 0 to the maximum of the broker: RabbitMQ has nothing below none."""
-        most: int | None = getattr(self.broker, "max_priority", None)
-        return None if most is None or priority == 0 else max(0, -(-priority * most // HIGHEST_PRIORITY))
 
     def _warn_of_unconfirmed_messages(self) -> None:
         if not self._has_warned and getattr(self.broker, "confirm_delivery", True) is False:
@@ -149,7 +146,11 @@ class DramatiqForwarder(Forwarder):
                     # Whether Dramatiq tries again it says later, to the middleware.
                     self.deliveries.retryable[message.options[HEADER]] = delivery
                     raise
-                self._fail(delivery, message, error)
+                if isinstance(error, dramatiq.errors.Retry):
+                    delay = None if error.delay is None else timedelta(milliseconds=error.delay)
+                    error = Retry(delay, reason=str(error))
+                throws = message.options.get("throws") or forwarded.target.options.get("throws") or ()
+                self.deliveries.failed_sync(delivery, error, is_final=isinstance(error, throws))
                 raise _skipped(message, "it failed, and Fairlane says how it goes on") from None
             self.deliveries.done_sync(delivery, value)
             return self._returned(message, value)
@@ -171,13 +172,6 @@ class DramatiqForwarder(Forwarder):
         """Record that Dramatiq will not run it; otherwise it would be published again, in vain."""
         with contextlib.suppress(SkipMessage):
             self.deliveries.failed_sync(self._begun(message), Dead("Dramatiq has set its message aside unread"))
-
-    def _fail(self, delivery: Delivery, message: Any, error: BaseException) -> None:
-        if isinstance(error, dramatiq.errors.Retry):
-            delay = None if error.delay is None else timedelta(milliseconds=error.delay)
-            error = Retry(delay, reason=str(error))
-        throws = message.options.get("throws") or self.broker.get_actor(message.actor_name).options.get("throws") or ()
-        self.deliveries.failed_sync(delivery, error, is_final=isinstance(error, throws))
 
     def _returned(self, message: Any, value: Any) -> Any:
         """What to return to Dramatiq, which warns about every value that it has no use for."""

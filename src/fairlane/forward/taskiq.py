@@ -108,24 +108,27 @@ class TaskiqForwarder(Forwarder):
         forwarded.target.original_func = wrap(forwarded, function)
 
     async def publish(self, message: Message) -> None:
-        await self._start()
-        self._check_connection()
+        await self._connect()
         labels: dict[str, Any] = dict(message.carried)
         if message.queue is not None:
             labels["queue_name"] = message.queue
         if message.priority:
             labels["priority"] = max(0, message.priority)
+        if message.retries:
+            labels["_retries"] = message.retries
         async with answering():
             if message.own is None:
                 await self._publish_new(message, labels)
-            else:
-                await self._publish_stored(message, message.own, labels)
+                return
+            stored = TaskiqMessage(**{**json.loads(message.own), "args": message.args, "kwargs": message.kwargs})
+            if message.retries:
+                labels["_retries"] += int(stored.labels.get("_retries", 0))
+            whole = stored.model_copy(update={"labels": {**stored.labels, **labels}})
+            await self._kick(self.broker.formatter.dumps(whole))
 
     async def _publish_new(self, message: Message, labels: dict[str, Any]) -> None:
         """Publish a job that was enqueued with Fairlane's API: Taskiq writes its message now."""
         target = message.target
-        if message.retries:
-            labels["_retries"] = message.retries
         kicker: AsyncKicker[..., Any] = AsyncKicker(target.task_name, self.broker, {**target.labels, **labels})
         before = self._is_publishing.set(True)
         try:
@@ -135,35 +138,24 @@ class TaskiqForwarder(Forwarder):
         finally:
             self._is_publishing.reset(before)
 
-    async def _publish_stored(self, message: Message, own: str, labels: dict[str, Any]) -> None:
-        """Publish a routed call, whose message is stored."""
-        stored = TaskiqMessage(**{**json.loads(own), "args": list(message.args), "kwargs": dict(message.kwargs)})
-        if message.retries:
-            labels["_retries"] = int(stored.labels.get("_retries", 0)) + message.retries
-        written = stored.model_copy(update={"labels": {**stored.labels, **labels}})
-        await self._kick(self.broker.formatter.dumps(written))
-
     async def reach(self) -> None:
-        await self._start()
-        self._check_connection()
+        await self._connect()
         if (pool := getattr(self.broker, "connection_pool", None)) is not None:  # Redis, whose start connects nowhere
             from redis.asyncio import Redis
 
             async with answering(), Redis(connection_pool=pool) as client:
                 await client.ping()
 
-    def _check_connection(self) -> None:
-        """Raise if the connection is lost: RabbitMQ's client would make us wait until it has reconnected."""
-        connection = getattr(self.broker, "write_conn", None)
-        if connection is not None and not connection.connected.is_set():
-            raise ConnectionError(f"{connection} is lost")
-
-    async def _start(self) -> None:
-        """Start the broker as a client, if it is not started."""
+    async def _connect(self) -> None:
+        """Start the broker as a client, if it is not started, and raise if its connection is lost: RabbitMQ's client
+        would make us wait until it has reconnected."""
         async with self._starting:
             if not self._has_started:
                 await self.broker.startup()
                 self._has_started = True
+        connection = getattr(self.broker, "write_conn", None)
+        if connection is not None and not connection.connected.is_set():
+            raise ConnectionError(f"{connection} is lost")
 
     async def close(self) -> None:
         await super().close()

@@ -21,6 +21,7 @@ from django.utils.module_loading import module_has_submodule
 from fairlane.errors import ConfigurationError, FairlaneError, SchemaError
 from fairlane.integrations.django.project import IN_MEMORY, DjangoApp, is_under_test, load_settings, project_app
 from fairlane.integrations.extras import tables_on_sqlite
+from fairlane.store.protocol import Store
 from fairlane.store.statements import load_statements
 
 OWN = "fairlane.integrations.django"
@@ -77,7 +78,10 @@ def check_settings(app_configs: object = None, **named: Any) -> list[checks.Chec
                     id="fairlane.W001",
                 )
             )
-    if settings.url is None and _reads_before_it_locks(settings.database):
+    connection = connections[settings.database]
+    mode = str(connection.settings_dict.get("OPTIONS", {}).get("transaction_mode") or "deferred")
+    is_our_file = settings.url is None and connection.vendor == "sqlite" and not connection.is_in_memory_db()
+    if is_our_file and mode.lower() == "deferred":
         found.append(
             checks.Warning(
                 f"on SQLite, a transaction of {settings.database!r} that reads first and enqueues later fails where "
@@ -89,12 +93,6 @@ def check_settings(app_configs: object = None, **named: Any) -> list[checks.Chec
     return found
 
 
-def _reads_before_it_locks(database: str) -> bool:
-    connection = connections[database]
-    mode = str(connection.settings_dict.get("OPTIONS", {}).get("transaction_mode") or "deferred")
-    return connection.vendor == "sqlite" and not connection.is_in_memory_db() and mode.lower() == "deferred"
-
-
 def check_schema(databases: Sequence[str] | None = None, **named: Any) -> list[checks.CheckMessage]:
     """Whether the schema is up to date: `check --database default`, and before every `migrate`."""
     try:
@@ -104,7 +102,7 @@ def check_schema(databases: Sequence[str] | None = None, **named: Any) -> list[c
     if app.settings.database not in (databases or ()) or app.settings.address().startswith("sqlite:"):
         return []  # a SQLite file is brought up to date whenever it is opened, and looking must not change it
     try:
-        app.run_blocking(_look(app))
+        app.run_blocking(_open(app.make_store()))
     except SchemaError as error:
         return [checks.Warning(str(error), hint="Run `manage.py migrate`.", id="fairlane.W002")]
     except FairlaneError as error:
@@ -112,8 +110,7 @@ def check_schema(databases: Sequence[str] | None = None, **named: Any) -> list[c
     return []
 
 
-async def _look(app: Any) -> None:
-    store = app.make_store()
+async def _open(store: Store) -> None:
     try:
         await store.open()
     finally:
