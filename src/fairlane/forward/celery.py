@@ -12,6 +12,7 @@ everything else that Celery knows about a task (retries, results, canvas, time l
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +80,9 @@ class _CeleryCodec(RoutedCodec):
     """Keeps dates, UUIDs, decimals and bytes, by the type marks of Celery's JSON."""
 
     def encode_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> bytes:
-        return super().encode_call(_marked(tuple(args)), _marked(dict(kwargs)), max_bytes)
+        with contextlib.suppress(TypeError):  # they may have another JSON form: a dataclass, a model
+            args, kwargs = json.loads(_to_json([args, kwargs]))
+        return super().encode_call(tuple(args), dict(kwargs), max_bytes)
 
     def decode_call(self, payload: bytes) -> tuple[Sequence[Any], dict[str, Any]]:
         try:
@@ -87,23 +90,6 @@ class _CeleryCodec(RoutedCodec):
         except ValueError as error:
             raise UndecodablePayload(f"the arguments do not fit task {self.name!r}: {error}") from error
         return args, kwargs
-
-
-def _marked(value: Any) -> Any:
-    """A value with the type marks of Celery's JSON."""
-    match value:
-        case None | str() | bool() | int() | float():
-            return value
-        case dict():
-            return {name: _marked(each) for name, each in value.items()}
-        case list():
-            return [_marked(each) for each in value]
-        case tuple():
-            return tuple(map(_marked, value))
-    try:
-        return json.loads(_to_json(value))
-    except TypeError:
-        return value  # it may have another JSON form: a dataclass, a model
 
 
 class CeleryForwarder(Forwarder):
@@ -124,7 +110,7 @@ class CeleryForwarder(Forwarder):
         self.celery = celery
         self._functions: dict[str, Callable[..., Any]] = {}
         """The functions as their authors wrote them, by the name of Celery's task."""
-        celery.steps["worker"].add(_step_of(self))
+        celery.steps["worker"].add(type("Adopting", (_Step,), {"forwarder": self, "__module__": __name__}))
         signals.task_revoked.connect(self._revoked)
         celery.send_task = self._sending(celery.send_task)
 
@@ -520,22 +506,20 @@ def _let_subscribe_later(backend: Any) -> None:
     consumer.cancel_for = cancel_for
 
 
-def _step_of(forwarder: CeleryForwarder) -> type[bootsteps.Step]:
-    """What Celery's worker runs at its start, after it has imported all tasks."""
+class _Step(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
+    """What Celery's worker runs at its start, after it has imported all tasks. It stops a worker with green threads,
+    which would block each other while they wait for their jobs."""
 
-    class Adopting(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
-        """Stops a worker with green threads, which would block each other while they wait for their jobs."""
+    forwarder: CeleryForwarder
 
-        def __init__(self, parent: Any, **options: Any) -> None:
-            super().__init__(parent, **options)
-            if getattr(parent.pool_cls, "is_green", False):
-                raise ConfigurationError(
-                    "forwarded tasks cannot run in a pool of green threads (gevent, eventlet); start this worker with "
-                    "--pool prefork, threads or solo"
-                )
-            forwarder.route_registered()
-
-    return Adopting
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        if getattr(parent.pool_cls, "is_green", False):
+            raise ConfigurationError(
+                "forwarded tasks cannot run in a pool of green threads (gevent, eventlet); start this worker with "
+                "--pool prefork, threads or solo"
+            )
+        self.forwarder.route_registered()
 
 
 def _retry_by_policy(

@@ -194,7 +194,7 @@ class DramatiqForwarder(Forwarder):
         if (task := self.routed(message.actor_name, is_copy=bool(token))) is None:
             return self._publish(message, delay=delay)
         options = {name: value for name, value in message.options.items() if name != HEADER}
-        self.forwarded[task.name].refuse(options.keys() & OF_RETRIES, "Dramatiq", "actor")
+        self.forwarded[task.name].refuse(options.keys() & OF_RETRIES)
         using: dict[str, Any] = {} if delay is None else {"delay": timedelta(milliseconds=delay)}
         if (priority := options.pop("broker_priority", None)) is not None:
             most = getattr(self.broker, "max_priority", None) or HIGHEST_PRIORITY

@@ -33,6 +33,7 @@ from fairlane.declaration_checks import is_async, key_source
 from fairlane.errors import ConfigurationError, DuplicateJob, FairlaneError, InvalidJob, UndecodablePayload
 from fairlane.forward.delivery import HEADER, Deliveries, Token
 from fairlane.job import ENGINES_MESSAGE, Claim, stored_in, trace_of
+from fairlane.parameters import check_value
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.unique import Unique
 from fairlane.scheduler.settlement import Backoff
@@ -111,13 +112,12 @@ class Forwarded:
     is_bounded: bool = False
     """Whether `max_attempts` was given, so that the engine's own limit is not used."""
 
-    def refuse(self, given: AbstractSet[str], engine: str, its: str = "task") -> None:
+    def refuse(self, given: AbstractSet[str]) -> None:
         """Refuse options about retries by the engine, if the policy decides on retries."""
         if self.retries == "policy" and given:
             raise InvalidJob(
-                f"{its} {self.task.name!r} goes through Fairlane, whose policy says how it is tried again: "
-                f"{', '.join(sorted(given))} would do nothing; give max_attempts and backoff to route(…), or leave "
-                f"retries to {engine}: retries='engine'"
+                f"task {self.task.name!r} is retried by Fairlane's policy: {', '.join(sorted(given))} would do "
+                f"nothing; give max_attempts and backoff to route(…), or leave retries to its engine: retries='engine'"
             )
 
 
@@ -180,7 +180,8 @@ class Forwarder(ABC):
                 f"{type(self).__name__}(app, …)"
             )
         self.app = app
-        self.retries = _checked_retries(retries)
+        check_value(type(self).__name__, "retries", retries, Retries)
+        self.retries = retries
         self.lease = _checked_time("lease", lease)
         """How long a worker of the engine holds a job without renewing its lease."""
         self.republish_after = _checked_time("republish_after", republish_after)
@@ -303,7 +304,8 @@ class Forwarder(ABC):
         function = self.function_of(target)
         retrying = {"max_attempts": max_attempts, "backoff": backoff, "retry_on": retry_on, "dead_on": dead_on}
         said: dict[str, Any] = {option: value for option, value in retrying.items() if value is not None}
-        who = _checked_retries(retries) if retries is not None else "policy" if said else self.retries
+        check_value("task", "retries", retries, Retries | None)
+        who: Retries = retries or ("policy" if said else self.retries)
         if who == "engine" and max_attempts is None:
             said["max_attempts"] = self.runs_of(target, {})
         options = TaskOptions(**said, priority=priority, keys=key_source(keys), unique=as_unique(unique))
@@ -517,12 +519,6 @@ async def answering() -> AsyncIterator[None]:
         if not limit.expired():
             raise
         raise TimeoutError(f"the broker has not answered for {ANSWER_WITHIN:g} s") from error
-
-
-def _checked_retries(retries: Retries) -> Retries:
-    if retries not in ("policy", "engine"):
-        raise ConfigurationError(f"retries={retries!r} is unknown; use 'policy' or 'engine'")
-    return retries
 
 
 def _checked_time(name: str, given: Duration) -> timedelta:

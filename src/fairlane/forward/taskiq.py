@@ -260,7 +260,7 @@ class TaskiqForwarder(Forwarder):
             return await self.deliveries.retried(delivery, "retried by Taskiq", wait)
         own_labels = {name: str(value) for name, value in self.forwarded[task.name].target.labels.items()}
         given = {name for name, value in labels.items() if own_labels.get(name) != str(value)}
-        self.forwarded[task.name].refuse(given & OF_RETRIES, "Taskiq")
+        self.forwarded[task.name].refuse(given & OF_RETRIES)
         using: dict[str, Any] = {}
         if (delay := labels.pop("delay", None)) is not None:
             using["delay"] = timedelta(seconds=float(delay))

@@ -21,6 +21,7 @@ try:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, SessionTransaction, scoped_session
     from sqlalchemy.util import await_only
+    from sqlalchemy.util.concurrency import in_greenlet
 except ImportError as error:
     raise missing("sqlalchemy", error) from error
 
@@ -119,7 +120,9 @@ def enqueue_after_commit(session: AnySession, *calls: Call[Any]) -> None:
             raise ConfigurationError(f"enqueue_after_commit takes calls, task.call(…), not a {type(call).__name__}")
         if call.options.tx is not None:
             raise ConfigurationError(f"{call!r} names a transaction of its own, with tx=; enqueue it there")
-    if isinstance(session, Session | scoped_session) and _is_in_event_loop() and not _is_in_greenlet():
+    # As `AsyncSession.run_sync` does, SQLAlchemy may run this for async code.
+    is_for_async_code = "greenlet" in sys.modules and in_greenlet()
+    if isinstance(session, Session | scoped_session) and _is_in_event_loop() and not is_for_async_code:
         raise ConfigurationError(
             "enqueue_after_commit: a Session that commits inside an event loop blocks it; use an AsyncSession"
         )
@@ -199,12 +202,3 @@ def _is_in_event_loop() -> bool:
         asyncio.get_running_loop()
         return True
     return False
-
-
-def _is_in_greenlet() -> bool:
-    """Whether SQLAlchemy runs this for async code, as `AsyncSession.run_sync` does."""
-    if "greenlet" not in sys.modules:
-        return False
-    from sqlalchemy.util.concurrency import in_greenlet
-
-    return in_greenlet()
