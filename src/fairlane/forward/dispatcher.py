@@ -95,7 +95,7 @@ class Dispatching:
             if others:
                 raise ConfigurationError(
                     f"queue {queue!r} has tasks that {forwarder!r} does not forward ({', '.join(others)}): their jobs "
-                    "would wait in vain; give them a queue of their own"
+                    "would never run; give them a queue of their own"
                 )
         store = await app.opened()
         for name in () if forwarder.unbounded else queues:

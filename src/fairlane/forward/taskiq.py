@@ -171,9 +171,7 @@ class TaskiqForwarder(Forwarder):
             message = self.deliveries.take(forwarded.target.task_name)
             if message is None:  # called by hand, or sent past Fairlane
                 return await function(*args, **kwargs)
-            tasks = self.names[message.task_name]
-            delivery = _ours(await self.deliveries.begin(message.labels[HEADER], tasks, cancellable=True))
-            self._prepare(forwarded, message, delivery)
+            delivery = await self._begun(forwarded, message, cancellable=True)
             try:
                 with delivery.entered():
                     value = await function(*delivery.args, **{**kwargs, **delivery.kwargs})
@@ -194,8 +192,7 @@ class TaskiqForwarder(Forwarder):
             message = self.deliveries.take(forwarded.target.task_name)
             if message is None:
                 return function(*args, **kwargs)
-            delivery = _ours(self.deliveries.begin_sync(message.labels[HEADER], self.names[message.task_name]))
-            self._prepare(forwarded, message, delivery)
+            delivery = self.app.run_blocking(self._begun(forwarded, message))
             try:
                 with delivery.entered():
                     value = function(*delivery.args, **{**kwargs, **delivery.kwargs})
@@ -206,11 +203,16 @@ class TaskiqForwarder(Forwarder):
 
         return run
 
-    def _prepare(self, forwarded: Forwarded, message: TaskiqMessage, delivery: Delivery) -> None:
+    async def _begun(self, forwarded: Forwarded, message: TaskiqMessage, *, cancellable: bool = False) -> Delivery:
+        token = message.labels[HEADER]
+        delivery = await self.deliveries.begin(token, self.names[message.task_name], cancellable=cancellable)
+        if delivery is None:
+            raise NoResultError
         if forwarded.retries == "engine":
-            self.deliveries.retryable[message.labels[HEADER]] = delivery
+            self.deliveries.retryable[token] = delivery
         else:
             message.labels["retry_on_error"] = False
+        return delivery
 
     async def _raised(
         self, forwarded: Forwarded, message: TaskiqMessage, delivery: Delivery, error: BaseException
@@ -272,12 +274,6 @@ class TaskiqForwarder(Forwarder):
             task, message.args, message.kwargs, id=message.task_id, own=own, using=using, options=labels
         )
         return None
-
-
-def _ours(delivery: Delivery | None) -> Delivery:
-    if delivery is None:
-        raise NoResultError
-    return delivery
 
 
 class _Kicker(AsyncKicker[Any, Any]):

@@ -162,7 +162,7 @@ class FairlaneBackend(BaseTaskBackend):
                 name=name,
                 queue=task.queue_name,
                 max_attempts=self.max_attempts,
-                # What a task raises is the end of it, as the framework has it. A worker that is lost is not its fault.
+                # In the framework an exception ends a task. A lost worker is not its fault, and it runs again.
                 retry_on=self.retry_on,
                 priority=task.priority,
             )(_runner(self, task))
@@ -219,7 +219,7 @@ def _runner(backend: FairlaneBackend, task: Any) -> Callable[..., Any]:
 
     runner: Any = run_async if inspect.iscoroutinefunction(function) else run
     runner.__module__, runner.__qualname__, runner.__name__ = function.__module__, function.__qualname__, task.name
-    # Arguments are what JSON says, as with every backend: annotations promise nothing here. Keys come from their names.
+    # Arguments arrive as plain JSON, as with every backend: annotations are ignored. Keys come from parameter names.
     parameters = list(inspect.signature(function).parameters.values())[1 if task.takes_context else 0 :]
     runner.__signature__ = inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in parameters])
     return runner  # type: ignore[no-any-return]

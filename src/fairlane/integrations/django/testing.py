@@ -1,4 +1,4 @@
-"""What tests of a Django project ask: what was enqueued, and now run it."""
+"""For tests of a Django project: capture what is enqueued, and run it."""
 
 from __future__ import annotations
 
