@@ -427,13 +427,7 @@ async def test_a_job_whose_task_is_cancelled_before_it_is_adopted_has_failed_too
     forwarder: PaperForwarder, store: WatchedStore
 ) -> None:
     job = await published(forwarder, length(forwarder), "abc")
-    is_asked, may_go_on = asyncio.Event(), asyncio.Event()
-
-    async def hold_up() -> None:
-        is_asked.set()
-        await may_go_on.wait()
-
-    store.before["adopt"] = hold_up
+    is_asked, may_go_on = store.hold_up("adopt")
     beginning = asyncio.ensure_future(begun(forwarder))
     await is_asked.wait()
     beginning.cancel()
@@ -444,17 +438,10 @@ async def test_a_job_whose_task_is_cancelled_before_it_is_adopted_has_failed_too
 
 
 async def test_a_job_that_has_run_is_recorded_although_its_thread_is_interrupted_meanwhile(
-    forwarder: PaperForwarder, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
+    forwarder: PaperForwarder, store: WatchedStore
 ) -> None:
     job = await published(forwarder, length(forwarder), "abc")
-    settle, is_asked, may_go_on = store.settle, asyncio.Event(), asyncio.Event()
-
-    async def settling(*given: Any, **named: Any) -> Any:
-        is_asked.set()
-        await may_go_on.wait()
-        return await settle(*given, **named)
-
-    monkeypatch.setattr(store, "settle", settling, raising=False)
+    is_asked, may_go_on = store.hold_up("settle")
     ending = asyncio.ensure_future(
         forwarder.deliveries._to_its_end(forwarder.deliveries.done(await begun(forwarder), 3))
     )
