@@ -105,6 +105,12 @@ def empty_postgres_url(postgres: ThrowawayPostgres) -> Iterator[str]:
     yield from _database(postgres, "template1")
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh database of each kind: a SQLite file, and one with the schema in place on PostgreSQL."""
+    return f"sqlite:///{tmp_path / 'jobs.db'}" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+
+
 def _database(postgres: ThrowawayPostgres, template: str) -> Iterator[str]:
     name = f"test_{next(_database_numbers)}"
     yield asyncio.run(postgres.create_database(name, template=template))

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any
 from urllib.request import urlopen
@@ -41,14 +40,6 @@ class Shop:
 
         self.double: SyncTask[[int], int] = double
         self.fail: SyncTask[[], None] = fail
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        found: str = request.getfixturevalue("postgres_url")
-        return found
-    return f"sqlite:///{tmp_path / 'jobs.db'}"
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -21,14 +20,6 @@ from tests.store.harness import LEASE, WORKER, serving
 
 CYCLE = 45_000
 """Microseconds from one start of a key to the next; its jobs run for 10,000 of them."""
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'shop.db'}"
-    found: str = request.getfixturevalue("postgres_url")
-    return found
 
 
 class Shop:

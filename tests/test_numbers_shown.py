@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,14 +19,6 @@ from tests.store.harness import operations_on, serving
 
 PLAN = {"weight": 4, "slots": 8, "rpm": 120, "all": 20}
 WHO: dict[str, Any] = {"actor": "ann", "reason": "a test"}
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'shop.db'}"
-    found: str = request.getfixturevalue("postgres_url")
-    return found
 
 
 def shop_at(url: str) -> tuple[App, Task[..., None]]:

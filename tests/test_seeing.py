@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -85,14 +84,6 @@ class Shop:
             **({"queues": {"webhooks": 1.0, "email": 1.0}} | figures),
         )
         await (await self.store()).run(records.report(WORKER.id, said))
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'shop.db'}"
-    found: str = request.getfixturevalue("postgres_url")
-    return found
 
 
 @pytest.fixture

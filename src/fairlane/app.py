@@ -479,17 +479,18 @@ class App(Declarations):
             if call.options.tx is not None and call.options.tx is not tx:
                 raise InvalidJob(f"{call!r} names a transaction of its own; give tx= to enqueue_many, for all of them")
 
-        async def store(calls: Sequence[Call[R]]) -> Enqueued[R]:
+        async def store(calls: Sequence[Call[R]], tx: Any) -> Enqueued[R]:
             connection = await self._connected()
             return handles_of(*await connection.producing.stored(calls, tx, progress, pace=pace), self)
 
-        return await self._wrapped(listed, store)
+        return await self._wrapped(listed, tx, store)
 
     async def _wrapped(
-        self, calls: Sequence[Call[R]], store: Callable[[Sequence[Call[R]]], Awaitable[Enqueued[R]]]
+        self, calls: Sequence[Call[R]], tx: Any, store: Callable[[Sequence[Call[R]], Any], Awaitable[Enqueued[R]]]
     ) -> Enqueued[R]:
         """Store calls, with the middlewares around it."""
-        return await around_enqueue(wrapping(self.middlewares, "around_enqueue"), calls, store)
+        around = wrapping(self.middlewares, "around_enqueue")
+        return await around_enqueue(around, calls, lambda calls: store(calls, tx))
 
     @checked(unchecked=["calls"])
     async def enqueue_stream(
@@ -514,10 +515,10 @@ class App(Declarations):
 
     async def enqueue_one(self, call: Call[R]) -> Job[R]:
         """Store one call; `UniqueConflict` or `BacklogFull` if it is refused."""
-        (job,) = await self._wrapped([call], self._store_one)
+        (job,) = await self._wrapped([call], call.options.tx, self._store_one)
         return job
 
-    async def _store_one(self, calls: Sequence[Call[R]]) -> Enqueued[R]:
+    async def _store_one(self, calls: Sequence[Call[R]], _: Any) -> Enqueued[R]:
         (call,) = calls
         connection = await self._connected()
         jobs, conflicts, verdicts = await connection.producing.stored([call], call.options.tx)

@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def fairlane_clock() -> ManualClock:
-    """A clock that moves only when told to."""
+    """A clock that stands still until it is moved."""
     from fairlane.clock import ManualClock
 
     return ManualClock()

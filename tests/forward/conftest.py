@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from uuid import uuid4
 
 import pytest
 
 from fairlane import App, Concurrency
+from fairlane.testing.postgres import ThrowawayPostgres
 from tests.forward.brokers import ThrowawayBroker, ThrowawayRabbit, ThrowawayRedis
+from tests.forward.members import Place
 from tests.forward.paper import PaperForwarder
 from tests.worker.harness import WatchedStore
 from tests.worker.watched import store, watched
@@ -32,6 +36,20 @@ def broker(request: pytest.FixtureRequest) -> ThrowawayBroker:
     """Each of the two."""
     server: ThrowawayBroker = request.getfixturevalue(request.param)
     return server
+
+
+@pytest.fixture(scope="module", params=["redis", "rabbitmq"])
+def place(
+    request: pytest.FixtureRequest,
+    postgres: ThrowawayPostgres,
+    postgres_template: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Place]:
+    """Where a shop is that a whole module shares, with each of the two brokers."""
+    name = f"forward_{uuid4().hex}"
+    url = asyncio.run(postgres.create_database(name, template=postgres_template))
+    yield Place(url, request.getfixturevalue(request.param), tmp_path_factory.mktemp("shop"))
+    asyncio.run(postgres.drop_database(name))
 
 
 # An app, its store, and an engine of paper.

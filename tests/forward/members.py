@@ -9,9 +9,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.forward.brokers import dying_with_us
+from tests.forward.brokers import ThrowawayBroker, dying_with_us
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -99,6 +100,31 @@ def running(members: Sequence[Member]) -> Iterator[None]:
         raise
     finally:
         stop(members)
+
+
+@dataclass
+class Place:
+    """Where a shop is: its database, its broker, and its folder."""
+
+    url: str
+    broker: ThrowawayBroker
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return environment_with(FAIRLANE_URL=self.url, SHOP_BROKER=self.broker.url, SHOP_FOLDER=str(self.folder))
+
+
+@contextmanager
+def at_work(
+    module: str, worker: Sequence[str], environment: dict[str, str], folder: Path, *options: str
+) -> Iterator[None]:
+    """The dispatcher of this module's forwarder, and a worker of its engine, while the block runs."""
+    dispatcher = dispatcher_of(f"{module}:forwarder", *options)
+    with running(
+        [Member("dispatcher", dispatcher, environment, folder), Member("worker", worker, environment, folder)]
+    ):
+        yield
 
 
 def alive_in(group: int) -> bool:

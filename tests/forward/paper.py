@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from fairlane.clock import ManualClock
 from fairlane.forward import Forwarded, Forwarder, Message
 from fairlane.forward.dispatcher import Dispatcher, Dispatching
 from fairlane.worker.options import WorkerOptions
-from tests.worker.harness import running
+from tests.worker.harness import WatchedStore, running, turns
 
 
 class PaperForwarder(Forwarder):
@@ -69,3 +70,11 @@ async def dispatching(forwarder: Forwarder, **options: Any) -> AsyncIterator[Dis
     """A dispatcher that runs during the block, and is stopped and waited for after it."""
     async with running(await Dispatching(forwarder).worker(WorkerOptions(**options))) as dispatcher:
         yield dispatcher
+
+
+async def heartbeat(store: WatchedStore, clock: ManualClock) -> None:
+    """A third of a lease goes by, and leases are renewed, or their renewal fails."""
+    before = store.ended["renew"]
+    await turns()
+    clock.advance("11s")
+    await store.finished("renew", before + 1)

@@ -11,7 +11,7 @@ import pytest
 from fairlane import Job, State
 from tests.forward import shop_dramatiq, shop_taskiq
 from tests.forward.brokers import ThrowawayBroker, ThrowawayRabbit, ThrowawayRedis
-from tests.forward.members import BIN, Member, dispatcher_of, environment_with, running
+from tests.forward.members import BIN, Place, at_work
 
 WATCHDOG = "90s"
 DRAMATIQ = [str(BIN / "dramatiq"), f"{shop_dramatiq.__name__}:broker", "--processes", "1", "--threads", "4"]
@@ -30,13 +30,8 @@ def test_what_a_broker_refuses_waits_in_its_place_and_runs_when_it_is_back(
     module: ModuleType, worker: list[str], make_broker: type[ThrowawayBroker], postgres_url: str, tmp_path: Path
 ) -> None:
     with make_broker() as broker:
-        environment = environment_with(FAIRLANE_URL=postgres_url, SHOP_BROKER=broker.url, SHOP_FOLDER=str(tmp_path))
         shop = module.make(postgres_url, broker.url, tmp_path)
-        members = [
-            Member("dispatcher", dispatcher_of(f"{module.__name__}:forwarder"), environment, tmp_path),
-            Member("worker", worker, environment, tmp_path),
-        ]
-        with running(members):
+        with at_work(module.__name__, worker, Place(postgres_url, broker, tmp_path).environment, tmp_path):
             assert shop.tasks["add"].enqueue_sync(1, 2).result_sync(WATCHDOG) == 3
             broker.stop()
             job = shop.tasks["add"].enqueue_sync(2, 3)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from uuid import uuid4
@@ -16,10 +13,9 @@ import pytest
 
 from fairlane import State
 from fairlane.errors import JobCancelled, JobFailed
-from tests.forward.brokers import ThrowawayRedis, dying_with_us
+from tests.forward.brokers import ThrowawayRedis
+from tests.forward.members import BIN, at_work, environment_with
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(sys.executable).parent
 SHOP = "tests.forward.celery_shop"
 PATIENCE = "90s"
 
@@ -29,33 +25,16 @@ def shop(redis: ThrowawayRedis, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """The shop, with a dispatcher and a worker of Celery's that serve it."""
     folder = tmp_path_factory.mktemp("shop")
     known = {"FAIRLANE_URL": f"sqlite:///{folder / 'shop.db'}", "CELERY_BROKER": redis.url}
-    environment = {**os.environ, **known}
     with pytest.MonkeyPatch.context() as patched:
         for name, value in known.items():
             patched.setenv(name, value)
         sys.modules.pop(SHOP, None)
         module = importlib.import_module(SHOP)
-    commands = [
-        [str(BIN / "fairlane"), "forward", f"{SHOP}:forwarder"],
-        [str(BIN / "celery"), "-A", f"{SHOP}:celery", "worker", "-c", "2", "-Q", "emails,unrelated", "-l", "info"],
-    ]
-    with (folder / "log").open("wb") as log:
-        running = [
-            subprocess.Popen(
-                [*dying_with_us(), *command], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
-            for command in commands
-        ]
-        try:
-            yield module
-        finally:
-            for process in running:
-                process.terminate()
-            for process in running:
-                process.wait(60)
-            module.app.close_sync()
-            sys.modules.pop(SHOP, None)
-            print((folder / "log").read_text())
+    worker = [str(BIN / "celery"), "-A", f"{SHOP}:celery", "worker", "-c", "2", "-Q", "emails,unrelated", "-l", "info"]
+    with at_work(SHOP, worker, environment_with(**known), folder):
+        yield module
+    module.app.close_sync()
+    sys.modules.pop(SHOP, None)
 
 
 def test_celery_runs_what_fairlane_admits(shop: ModuleType) -> None:

@@ -25,7 +25,6 @@ from fairlane import App, Backoff, Concurrency, State
 from fairlane.errors import ConfigurationError, InvalidJob
 from fairlane.forward import Token
 from fairlane.forward.celery import CeleryForwarder
-from fairlane.forward.messages import Carried, as_carried
 from fairlane.job import Claim
 from fairlane.store import records
 from fairlane.store.protocol import WorkerIdentity
@@ -212,7 +211,7 @@ def test_arguments_that_do_not_fit_the_task_here_do_not_hold_up_the_dispatcher(
     sent: list[tuple[Any, ...]] = []
     monkeypatch.setattr(celery, "send_task", lambda *given, **_: sent.append(given))
     job = forwarder.task(seven, queue="emails").enqueue_sync()
-    message = forwarder.message(claimed(app), Carried())
+    message = forwarder.message(claimed(app), None, 0)
     assert message.id == job.id
     forwarder.publish_blocking(message)
     forwarder.publish_blocking(msgspec.structs.replace(message, args=["of another version"]))
@@ -249,12 +248,12 @@ def received(celery: Celery, queue: str | None = None) -> tuple[dict[str, Any], 
 def published(app: App, forwarder: CeleryForwarder) -> None:
     """What the dispatcher does with the next job."""
 
-    async def carried(claim: Claim) -> Carried:
+    async def context_of(claim: Claim) -> str | None:
         store = await app.opened()
-        return as_carried((await store.run(records.contexts([claim.id]))).get(claim.id), 0)
+        return (await store.run(records.contexts([claim.id]))).get(claim.id)
 
     claim = claimed(app)
-    forwarder.publish_blocking(forwarder.message(claim, app.run_blocking(carried(claim))))
+    forwarder.publish_blocking(forwarder.message(claim, app.run_blocking(context_of(claim)), 0))
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {

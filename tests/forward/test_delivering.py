@@ -15,12 +15,15 @@ from fairlane import App, Cancel, Dead, Snooze, State, Unique, context
 from fairlane.clock import ManualClock
 from fairlane.errors import InvalidJob, StoreUnavailable
 from fairlane.events import FollowUpsNotStored, JobEnded, JobStarted
-from fairlane.forward.delivery import Delivery
-from fairlane.forward.messages import Token
+from fairlane.forward.delivery import Delivery, Token
 from fairlane.task import Job, Task
-from tests.forward.paper import PaperForwarder, dispatching
+from tests.forward.paper import PaperForwarder, dispatching, heartbeat
 from tests.waiting import until, until_found
 from tests.worker.harness import WatchedStore, reaches, turns
+
+
+def length(forwarder: PaperForwarder, **options: Any) -> Task[..., Any]:
+    return forwarder.task(len, queue="emails", name="length", **options)
 
 
 async def published(forwarder: PaperForwarder, task: Task[..., Any], *args: Any) -> Job[Any]:
@@ -94,7 +97,7 @@ async def test_the_context_tells_of_the_job_and_its_effects_land(app: App, forwa
 async def test_events_tell_of_runs_where_they_are(app: App, forwarder: PaperForwarder) -> None:
     heard: list[str] = []
     app.on_event(JobStarted, JobEnded)(lambda event: heard.append(type(event).__name__))
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    job = await published(forwarder, length(forwarder), "abc")
     assert heard == []  # publishing is no run
     await forwarder.deliver(forwarder.messages[0])
     await until(lambda: len(heard) == 2)
@@ -125,7 +128,7 @@ async def test_what_is_raised_means_what_it_means_on_a_worker(
 
 
 async def test_when_the_engine_has_tried_often_enough_a_failure_is_the_end(forwarder: PaperForwarder) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    job = await published(forwarder, length(forwarder), "abc")
     await forwarder.deliveries.failed(await begun(forwarder), ValueError("for good"), is_final=True)
     assert await job.status() is State.DEAD
 
@@ -133,13 +136,10 @@ async def test_when_the_engine_has_tried_often_enough_a_failure_is_the_end(forwa
 async def test_a_job_is_kept_while_it_runs_and_lost_when_nobody_keeps_it(
     app: App, forwarder: PaperForwarder, clock: ManualClock, store: WatchedStore
 ) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    job = await published(forwarder, length(forwarder), "abc")
     delivery = await begun(forwarder)
     for _ in range(6):
-        before = store.ended["renew"]
-        await turns()
-        clock.advance("11s")
-        await until(lambda before=before: store.ended["renew"] > before)  # type: ignore[misc]
+        await heartbeat(store, clock)
     await app.upkeep()
     assert await job.status() is State.RUNNING
     store.lose("renew")
@@ -157,7 +157,7 @@ async def test_a_job_that_kills_its_engines_worker_dies_in_the_end(
     app: App, forwarder: PaperForwarder, clock: ManualClock, store: WatchedStore
 ) -> None:
     """L23: the first two losses are nobody's, and those that follow are attempts."""
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length", max_attempts=2), "abc")
+    job = await published(forwarder, length(forwarder, max_attempts=2), "abc")
     store.lose("renew")  # a dead process renews nothing
     for lost in range(1, 5):
         delivery = await begun(forwarder)
@@ -182,7 +182,7 @@ async def test_the_heartbeat_outlives_an_error_that_nobody_expected(
     store: WatchedStore,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    job = await published(forwarder, length(forwarder), "abc")
     delivery = await begun(forwarder)
 
     async def break_once() -> None:
@@ -191,10 +191,7 @@ async def test_the_heartbeat_outlives_an_error_that_nobody_expected(
 
     store.before["renew"] = break_once
     for _ in range(6):
-        before = store.ended["renew"]
-        await turns()
-        clock.advance("11s")
-        await until(lambda before=before: store.ended["renew"] > before)  # type: ignore[misc]
+        await heartbeat(store, clock)
     assert "leases could not be renewed: RuntimeError: nobody thought of this" in caplog.text
     await app.upkeep()
     assert await job.status() is State.RUNNING
@@ -205,7 +202,7 @@ async def test_the_heartbeat_outlives_an_error_that_nobody_expected(
 async def test_a_job_that_is_cancelled_while_it_runs_is_asked_to_stop(
     forwarder: PaperForwarder, clock: ManualClock
 ) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    job = await published(forwarder, length(forwarder), "abc")
     delivery = await begun(forwarder)
     await job.cancel()
     await turns()
@@ -222,7 +219,7 @@ async def test_a_retry_of_the_engines_own_gives_up_its_slot_and_is_bounded_by_th
     forwarder: PaperForwarder, clock: ManualClock
 ) -> None:
     """E2: more retries than `max_attempts`, each of them counted."""
-    task = forwarder.task(len, queue="emails", name="length")
+    task = length(forwarder)
     job = await published(forwarder, task, "abc")
     for retries in range(7):
         assert forwarder.messages[-1].retries == retries
@@ -238,14 +235,14 @@ async def test_a_retry_of_the_engines_own_gives_up_its_slot_and_is_bounded_by_th
 
 
 async def test_a_job_that_waits_for_a_retry_of_the_engines_own_can_be_cancelled(forwarder: PaperForwarder) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    job = await published(forwarder, length(forwarder), "abc")
     await forwarder.deliveries.retried(await begun(forwarder), "busy", timedelta(hours=1))
     await job.cancel()
     assert await job.status() is State.CANCELLED
 
 
 async def test_what_an_engine_does_not_retry_is_the_end_of_its_job(forwarder: PaperForwarder) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    job = await published(forwarder, length(forwarder), "abc")
     assert await forwarder.deliveries.failed(await begun(forwarder), ValueError("no"), is_final=True) is State.DEAD
     assert await job.status() is State.DEAD
 
@@ -253,7 +250,7 @@ async def test_what_an_engine_does_not_retry_is_the_end_of_its_job(forwarder: Pa
 async def test_a_task_that_is_not_deployed_where_it_is_delivered_comes_again(
     app: App, forwarder: PaperForwarder
 ) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    job = await published(forwarder, length(forwarder), "abc")
     del app.registry._tasks["length"]
     assert await forwarder.deliveries.begin(forwarder.messages[0].token, ["as it was called"]) is None
     record = await job.record()
@@ -264,7 +261,7 @@ async def test_a_task_that_is_not_deployed_where_it_is_delivered_comes_again(
 async def test_a_token_of_another_task_is_refused_and_its_job_waits_for_its_own_message(
     forwarder: PaperForwarder,
 ) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    job = await published(forwarder, length(forwarder), "abc")
     forwarder.task(abs, queue="emails", name="most")
     with pytest.raises(InvalidJob, match=rf"job {job.id} is one of 'length', .* a message for 'most'"):
         await forwarder.deliveries.begin(forwarder.messages[0].token, ["most"])
@@ -274,7 +271,7 @@ async def test_a_token_of_another_task_is_refused_and_its_job_waits_for_its_own_
 async def test_a_job_is_adopted_however_often_the_answer_is_lost(
     forwarder: PaperForwarder, store: WatchedStore
 ) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length", max_attempts=1), "abc")
+    job = await published(forwarder, length(forwarder, max_attempts=1), "abc")
 
     async def cut() -> None:
         if store.ended["adopt"] < 2:
@@ -289,7 +286,7 @@ async def test_a_job_is_adopted_however_often_the_answer_is_lost(
 async def test_the_outcome_of_a_message_is_recorded_however_long_the_database_refuses_it(
     forwarder: PaperForwarder, store: WatchedStore
 ) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length", max_attempts=1), "abc")
+    job = await published(forwarder, length(forwarder, max_attempts=1), "abc")
     store.lose("settle")
     delivering = asyncio.ensure_future(forwarder.deliver(forwarder.messages[0]))
     await store.called("settle", 3)
@@ -302,7 +299,7 @@ async def test_the_outcome_of_a_message_is_recorded_however_long_the_database_re
 async def test_whoever_is_given_a_message_while_the_database_is_away_waits_for_it(
     app: App, forwarder: PaperForwarder, store: WatchedStore
 ) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    job = await published(forwarder, length(forwarder), "abc")
     here = app._connection
     app._connection = None  # as in a process that has just begun
     store.lose("open")
@@ -318,7 +315,7 @@ async def test_whoever_is_given_a_message_while_the_database_is_away_waits_for_i
 async def test_nothing_begins_under_a_lease_that_has_ended(
     forwarder: PaperForwarder, clock: ManualClock, store: WatchedStore
 ) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    job = await published(forwarder, length(forwarder), "abc")
 
     async def stand_still() -> None:
         clock.advance("31s")
@@ -333,7 +330,7 @@ async def test_nothing_begins_under_a_lease_that_has_ended(
 async def test_a_heartbeat_that_fails_once_goes_on(
     app: App, forwarder: PaperForwarder, clock: ManualClock, store: WatchedStore
 ) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    job = await published(forwarder, length(forwarder), "abc")
     await begun(forwarder)
 
     async def fail() -> None:
@@ -341,10 +338,7 @@ async def test_a_heartbeat_that_fails_once_goes_on(
 
     store.before["renew"] = fail
     for _ in range(4):
-        renewals = store.ended["renew"]
-        await turns()
-        clock.advance("11s")
-        await store.finished("renew", renewals + 1)
+        await heartbeat(store, clock)
         store.restore()
     await app.upkeep()
     assert await job.status() is State.RUNNING
@@ -367,7 +361,7 @@ def interrupt(thread: int) -> None:
 async def test_a_job_whose_thread_is_interrupted_while_it_is_adopted_is_not_kept_for_ever(
     forwarder: PaperForwarder, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    job = await published(forwarder, length(forwarder), "abc")
     thread: list[int] = []
     adopt = store.adopt
 
@@ -396,7 +390,7 @@ async def test_a_job_whose_thread_is_interrupted_or_stopped_before_it_is_adopted
     monkeypatch: pytest.MonkeyPatch,
     error: type[BaseException],
 ) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
+    job = await published(forwarder, length(forwarder), "abc")
     loop, is_asked, may_go_on = asyncio.get_running_loop(), threading.Event(), asyncio.Event()
 
     async def hold_up() -> None:
@@ -432,14 +426,8 @@ async def test_a_job_whose_thread_is_interrupted_or_stopped_before_it_is_adopted
 async def test_a_job_whose_task_is_cancelled_before_it_is_adopted_has_failed_too(
     forwarder: PaperForwarder, store: WatchedStore
 ) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
-    is_asked, may_go_on = asyncio.Event(), asyncio.Event()
-
-    async def hold_up() -> None:
-        is_asked.set()
-        await may_go_on.wait()
-
-    store.before["adopt"] = hold_up
+    job = await published(forwarder, length(forwarder), "abc")
+    is_asked, may_go_on = store.hold_up("adopt")
     beginning = asyncio.ensure_future(begun(forwarder))
     await is_asked.wait()
     beginning.cancel()
@@ -450,17 +438,10 @@ async def test_a_job_whose_task_is_cancelled_before_it_is_adopted_has_failed_too
 
 
 async def test_a_job_that_has_run_is_recorded_although_its_thread_is_interrupted_meanwhile(
-    forwarder: PaperForwarder, store: WatchedStore, monkeypatch: pytest.MonkeyPatch
+    forwarder: PaperForwarder, store: WatchedStore
 ) -> None:
-    job = await published(forwarder, forwarder.task(len, queue="emails", name="length"), "abc")
-    settle, is_asked, may_go_on = store.settle, asyncio.Event(), asyncio.Event()
-
-    async def settling(*given: Any, **named: Any) -> Any:
-        is_asked.set()
-        await may_go_on.wait()
-        return await settle(*given, **named)
-
-    monkeypatch.setattr(store, "settle", settling, raising=False)
+    job = await published(forwarder, length(forwarder), "abc")
+    is_asked, may_go_on = store.hold_up("settle")
     ending = asyncio.ensure_future(
         forwarder.deliveries._to_its_end(forwarder.deliveries.done(await begun(forwarder), 3))
     )

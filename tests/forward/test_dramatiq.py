@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,9 +18,8 @@ from dramatiq.brokers.stub import StubBroker
 from fairlane import App, Concurrency, Job, State
 from fairlane.errors import InvalidJob, JobCancelled, JobFailed, JobNotFound
 from fairlane.forward.dramatiq import DramatiqForwarder
-from fairlane.testing.postgres import ThrowawayPostgres
 from tests.forward.brokers import ThrowawayBroker
-from tests.forward.members import BIN, Member, dispatcher_of, environment_with, running
+from tests.forward.members import BIN, Place, at_work
 from tests.forward.shop_dramatiq import QUEUE, Shop, make
 from tests.waiting import until_blocking
 
@@ -74,31 +72,16 @@ class Running:
         return file.read_text().count("ran") if file.exists() else 0
 
 
-@pytest.fixture(scope="module", params=["rabbitmq", "redis"])
-def engine(
-    request: pytest.FixtureRequest,
-    postgres: ThrowawayPostgres,
-    postgres_template: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Running]:
-    server: ThrowawayBroker = request.getfixturevalue(request.param)
-    database = f"dramatiq_{request.param}"
-    url = asyncio.run(postgres.create_database(database, template=postgres_template))
-    folder = tmp_path_factory.mktemp("dramatiq")
-    environment = environment_with(FAIRLANE_URL=url, SHOP_BROKER=server.url, SHOP_FOLDER=str(folder))
+@pytest.fixture(scope="module")
+def engine(place: Place) -> Iterator[Running]:
     worker = [str(BIN / "dramatiq"), MODULE + ":broker", "--processes", "1", "--threads", "4"]
-    shop = make(url, server.url, folder)
-    members = [
-        Member("dispatcher", dispatcher_of(f"{MODULE}:forwarder", "--lease", "5s"), environment, folder),
-        Member("worker", worker, environment, folder),
-    ]
-    with running(members):
-        yield Running(shop, server, folder)
+    shop = make(place.url, place.broker.url, place.folder)
+    with at_work(MODULE, worker, place.environment, place.folder, "--lease", "5s"):
+        yield Running(shop, place.broker, place.folder)
     shop.app.close_sync()
     shop.broker.close()
-    if request.param == "redis":
+    if place.broker.name == "redis":
         shop.broker.client.close()  # type: ignore[attr-defined]
-    asyncio.run(postgres.drop_database(database))
 
 
 # In one process: what is started is started once.

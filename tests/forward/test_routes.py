@@ -19,9 +19,9 @@ from taskiq.kicker import AsyncKicker
 
 from fairlane import App, Concurrency
 from fairlane.errors import ConfigurationError, InvalidJob, JobNotFound
+from fairlane.forward import Forwarder
 from fairlane.forward.celery import CeleryForwarder
 from fairlane.forward.dramatiq import DramatiqForwarder
-from fairlane.forward.forwarder import RoutingForwarder
 from fairlane.forward.taskiq import TaskiqForwarder
 
 
@@ -45,7 +45,7 @@ Send = Callable[[int], str]
 class OnCelery:
     def __init__(self, app: App, **options: Any) -> None:
         self.engine = Celery("shop", broker="memory://", set_as_current=False)
-        self.forwarder: RoutingForwarder = CeleryForwarder(app, self.engine, **options)
+        self.forwarder: Forwarder = CeleryForwarder(app, self.engine, **options)
 
     def declare(self, name: str) -> tuple[Any, Send]:
         target = self.engine.task(name=name, shared=False)(note)
@@ -55,7 +55,7 @@ class OnCelery:
 class OnDramatiq:
     def __init__(self, app: App, **options: Any) -> None:
         self.engine = StubBroker()
-        self.forwarder: RoutingForwarder = DramatiqForwarder(app, self.engine, **options)
+        self.forwarder: Forwarder = DramatiqForwarder(app, self.engine, **options)
 
     def declare(self, name: str) -> tuple[Any, Send]:
         actor = dramatiq.actor(broker=self.engine, actor_name=name)(note)
@@ -66,7 +66,7 @@ class OnTaskiq:
     def __init__(self, app: App, **options: Any) -> None:
         self.app = app
         self.engine = InMemoryBroker()
-        self.forwarder: RoutingForwarder = TaskiqForwarder(app, self.engine, **options)
+        self.forwarder: Forwarder = TaskiqForwarder(app, self.engine, **options)
 
     def declare(self, name: str) -> tuple[Any, Send]:
         target: Any = self.engine.task(name)(note)

@@ -14,7 +14,6 @@ from fairlane.clock import ManualClock
 from fairlane.errors import ConfigurationError
 from fairlane.forward.dispatcher import QUIET, UNBEGUN, Dispatcher
 from fairlane.forward.dramatiq import DramatiqForwarder
-from fairlane.forward.forwarder import RoutedCall
 from fairlane.operations.diagnosis import Level
 from fairlane.operations.views import QueueStatus
 from fairlane.policy import Reason
@@ -186,7 +185,7 @@ async def test_jobs_of_an_engines_own_calls_tell_whoever_knows_no_app_what_to_st
     broker = StubBroker()
     actor = dramatiq.actor(broker=broker, actor_name="send")(send)
     forwarder = DramatiqForwarder(app, broker, routes={"*": "emails"})
-    job = await forwarder.enqueue_routed(forwarder.task_of(actor), RoutedCall([1], {}, {}, str(uuid4()), "{}"))
+    job = await forwarder.enqueue_routed(forwarder.task_of(actor), [1], {}, id=str(uuid4()), own="{}", using={})
     outside = operations_on(await app.opened(), forwarded=None)
     command = "fairlane forward module:forwarder --queues emails"
     (view,) = (found := await outside.overview()).queues

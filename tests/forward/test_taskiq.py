@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -16,14 +15,11 @@ from taskiq import AsyncTaskiqDecoratedTask, InMemoryBroker
 
 from fairlane import App, Concurrency, Job, State
 from fairlane.errors import InvalidJob, JobCancelled, JobFailed
-from fairlane.forward.messages import as_carried
 from fairlane.forward.taskiq import TaskiqForwarder
-from fairlane.job import Claim
+from fairlane.job import ENGINES_MESSAGE, Claim, stored_in
 from fairlane.store import records
 from fairlane.store.protocol import WorkerIdentity
-from fairlane.testing.postgres import ThrowawayPostgres
-from tests.forward.brokers import ThrowawayBroker
-from tests.forward.members import BIN, Member, dispatcher_of, environment_with, running
+from tests.forward.members import BIN, Place, at_work
 from tests.forward.shop_taskiq import QUEUE, Shop, make
 from tests.waiting import until
 
@@ -49,39 +45,16 @@ class Running:
         return file.read_text().count("ran") if file.exists() else 0
 
 
-@dataclass
-class Engine:
-    """Where it is, and where its broker is."""
-
-    url: str
-    broker_url: str
-    folder: Path
-
-
-@pytest.fixture(scope="module", params=["redis", "rabbitmq"])
-def engine(
-    request: pytest.FixtureRequest,
-    postgres: ThrowawayPostgres,
-    postgres_template: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Engine]:
-    server: ThrowawayBroker = request.getfixturevalue(request.param)
-    database = f"taskiq_{request.param}"
-    url = asyncio.run(postgres.create_database(database, template=postgres_template))
-    folder = tmp_path_factory.mktemp("taskiq")
-    environment = environment_with(FAIRLANE_URL=url, SHOP_BROKER=server.url, SHOP_FOLDER=str(folder))
-    members = [
-        Member("dispatcher", dispatcher_of(f"{MODULE}:forwarder", "--lease", "5s"), environment, folder),
-        Member("worker", [str(BIN / "taskiq"), "worker", f"{MODULE}:broker", "--workers", "1"], environment, folder),
-    ]
-    with running(members):
-        yield Engine(url, server.url, folder)
-    asyncio.run(postgres.drop_database(database))
+@pytest.fixture(scope="module")
+def engine(place: Place) -> Iterator[Place]:
+    worker = [str(BIN / "taskiq"), "worker", f"{MODULE}:broker", "--workers", "1"]
+    with at_work(MODULE, worker, place.environment, place.folder, "--lease", "5s"):
+        yield place
 
 
 @pytest.fixture
-async def shop(engine: Engine) -> AsyncIterator[Running]:
-    made = make(engine.url, engine.broker_url, engine.folder)
+async def shop(engine: Place) -> AsyncIterator[Running]:
+    made = make(engine.url, engine.broker.url, engine.folder)
     async with made.app:
         yield Running(made, engine.folder)
     await made.forwarder.close()
@@ -248,8 +221,8 @@ async def test_an_id_that_is_no_uuid_stays_that_of_the_message(
     sent = await routed.kicker().with_task_id("order-7").kiq(1)
     assert sent.task_id == "order-7"
     (claim,) = await claims(app)
-    carried = as_carried((await (await app.opened()).run(records.contexts([claim.id])))[claim.id], 0)
-    assert json.loads(carried.own or "")["task_id"] == "order-7"
+    contexts = await (await app.opened()).run(records.contexts([claim.id]))
+    assert json.loads(stored_in(contexts[claim.id])[ENGINES_MESSAGE])["task_id"] == "order-7"
 
 
 async def test_a_task_is_called_as_ever(routed: AsyncTaskiqDecoratedTask[..., Any]) -> None:

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from fairlane import App, State
+from fairlane import App, Job, State
 from tests.telemetry.test_metrics import of, parsed
 from tests.telemetry.test_traces import id_of, named
 from tests.telemetry.worker_process import worker_process
@@ -85,14 +85,6 @@ async def break_there(event):
 """
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'jobs.db'}"
-    found: str = request.getfixturevalue("postgres_url")
-    return found
-
-
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     """The folder of a program."""
@@ -114,18 +106,24 @@ def producer(url: str) -> App:
     return app
 
 
-async def test_a_trace_leads_from_a_producer_to_every_run_in_another_process(
-    url: str, shop: Path, spans: InMemorySpanExporter
-) -> None:
-    (shop / "shop.py").write_text(COLLECTOR + SHOP)
-    async with producer(url) as app, worker_process(shop, url) as worker:
+async def ran_three_times(url: str, shop: Path, *options: str) -> tuple[Job[Any], list[dict[str, Any]]]:
+    """A job that a worker process has run three times, and the spans that were collected there."""
+    async with producer(url) as app, worker_process(shop, url, *options) as worker:
         job = await app.registry["flaky"].enqueue("acme")
         assert await job.result(timeout=PATIENCE) == 3
         worker.process.send_signal(signal.SIGTERM)
         assert await worker.ended() == 0
-    [sent] = named(spans, "send shop")
     collected = [json.loads(line) for line in (shop / "spans.jsonl").read_text().splitlines()]
     assert [span["name"] for span in collected] == ["process shop"] * 3
+    return job, collected
+
+
+async def test_a_trace_leads_from_a_producer_to_every_run_in_another_process(
+    url: str, shop: Path, spans: InMemorySpanExporter
+) -> None:
+    (shop / "shop.py").write_text(COLLECTOR + SHOP)
+    job, collected = await ran_three_times(url, shop)
+    [sent] = named(spans, "send shop")
     enqueue = [f"0x{part:0{width}x}" for part, width in zip(id_of(sent), (32, 16), strict=True)]
     before: list[str] = []
     for number, span in enumerate(collected, start=1):
@@ -202,14 +200,8 @@ async def test_events_and_traces_of_runs_come_from_where_they_run(
 ) -> None:
     events = "\n@app.on_event\ndef note(event):\n    print(type(event).__name__, event.worker, flush=True)\n"
     (shop / "shop.py").write_text(COLLECTOR + SHOP + events)
-    async with producer(url) as app, worker_process(shop, url, "--name", "one", "--processes", processes) as worker:
-        job = await app.registry["flaky"].enqueue("acme")
-        assert await job.result(timeout=PATIENCE) == 3
-        worker.process.send_signal(signal.SIGTERM)
-        assert await worker.ended() == 0
+    _, collected = await ran_three_times(url, shop, "--name", "one", "--processes", processes)
     [sent] = named(spans, "send shop")
-    collected = [json.loads(line) for line in (shop / "spans.jsonl").read_text().splitlines()]
-    assert [span["name"] for span in collected] == ["process shop"] * 3
     for span in collected:
         links = {link["attributes"]["fairlane.link"]: link["context"] for link in span["links"]}
         assert links["enqueue"]["span_id"] == f"0x{id_of(sent)[1]:016x}"

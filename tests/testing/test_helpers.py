@@ -89,10 +89,10 @@ async def test_a_call_that_was_enqueued_is_found_by_its_arguments_however_they_w
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"count": 3}, "2 jobs of send enqueued, where 3 should be"),
-        ({"priority": 9}, "no job of send, priority=9 enqueued"),
-        ({"keys": {"account": "gamma"}}, "no job of send, keys={'account': 'gamma'} enqueued"),
-        ({"state": State.DONE}, "no job of send, state='done' enqueued"),
+        ({"count": 3}, "jobs of send: 2 enqueued, expected 3"),
+        ({"priority": 9}, "jobs of send, priority=9: 0 enqueued, expected at least 1"),
+        ({"keys": {"account": "gamma"}}, "jobs of send, keys={'account': 'gamma'}: 0 enqueued"),
+        ({"state": State.DONE}, "jobs of send, state='done': 0 enqueued"),
     ],
 )
 async def test_what_was_not_enqueued_is_told_beside_what_was(app: App, asked: dict[str, object], told: str) -> None:

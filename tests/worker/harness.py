@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from fairlane import App, Job, State
+from fairlane import App, Job, State, Task
 from fairlane.clock import ManualClock
 from fairlane.errors import StoreUnavailable
 from fairlane.store.procedures import Work
@@ -81,6 +81,18 @@ class WatchedStore:
         for name in names:
             self.before[name] = lost
 
+    def hold_up(self, name: str, *, after: bool = False) -> tuple[asyncio.Event, asyncio.Event]:
+        """From now on this call waits, before it reaches the database or after it. Returns an event that is set once it
+        waits, and one that lets it go on."""
+        is_held, may_go_on = asyncio.Event(), asyncio.Event()
+
+        async def wait() -> None:
+            is_held.set()
+            await may_go_on.wait()
+
+        (self.after if after else self.before)[name] = wait
+        return is_held, may_go_on
+
     def restore(self) -> None:
         self.before.clear()
 
@@ -111,6 +123,17 @@ async def running(worker: AnyWorker) -> AsyncIterator[AnyWorker]:
         # A test that failed does not wait for its jobs.
         task.cancel()
         await asyncio.wait({task}, timeout=1)
+
+
+def hanging(app: App, **options: Any) -> tuple[Task[[], None], asyncio.Event]:
+    """A task that does not end by itself, and an event that is set once it runs."""
+    started = asyncio.Event()
+
+    async def hang() -> None:
+        started.set()
+        await asyncio.get_running_loop().create_future()
+
+    return app.task(**options)(hang), started
 
 
 async def reaches(job: Job[Any], state: State) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fairlane import App, State, context
 from fairlane.errors import ConfigurationError, JobCancelled
-from tests.worker.harness import WatchedStore, working
+from tests.worker.harness import WatchedStore, hanging, working
 
 tenant: ContextVar[str] = ContextVar("tenant", default="none")
 
@@ -81,12 +81,7 @@ async def test_what_one_job_sets_in_its_context_is_not_seen_by_the_next(app: App
 
 async def test_a_cancelled_async_job_is_interrupted_and_ends_cancelled(app: App) -> None:
     # L05, the half that happens in the worker.
-    started = asyncio.Event()
-
-    @app.task(max_attempts=5)
-    async def hang() -> None:
-        started.set()
-        await asyncio.get_running_loop().create_future()
+    hang, started = hanging(app, max_attempts=5)
 
     async with working(app):
         job = await hang.enqueue()
@@ -137,12 +132,7 @@ async def test_a_job_that_fails_after_it_was_cancelled_does_not_run_again(app: A
 
 
 async def test_a_cancel_is_heard_by_a_worker_whose_slots_are_all_busy(app: App) -> None:
-    started = asyncio.Event()
-
-    @app.task
-    async def hang() -> None:
-        started.set()
-        await asyncio.get_running_loop().create_future()
+    hang, started = hanging(app)
 
     async with working(app, concurrency=1):
         job = await hang.enqueue()

@@ -13,7 +13,7 @@ from fairlane import App, Backoff, Cancel, Dead, Retry, Snooze, State, context
 from fairlane.clock import ManualClock, as_datetime
 from fairlane.errors import ConfigurationError, JobCancelled, JobFailed
 from tests.waiting import until
-from tests.worker.harness import WatchedStore, reaches, working
+from tests.worker.harness import WatchedStore, hanging, reaches, working
 
 NO_WAIT = Backoff(0, jitter=0)
 
@@ -221,12 +221,7 @@ async def test_an_async_handler_that_overruns_its_timeout_is_cancelled_and_fails
 
 
 async def test_a_timeout_can_be_in_dead_on(app: App, clock: ManualClock) -> None:
-    started = asyncio.Event()
-
-    @app.task(max_attempts=5, timeout="30s", dead_on=TimeoutError)
-    async def hang() -> None:
-        started.set()
-        await asyncio.get_running_loop().create_future()
+    hang, started = hanging(app, max_attempts=5, timeout="30s", dead_on=TimeoutError)
 
     async with working(app, lease="10m"):
         job = await hang.enqueue()

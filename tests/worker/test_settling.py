@@ -24,17 +24,11 @@ from tests.worker.harness import WatchedStore, working
 
 
 async def test_what_ends_while_a_settlement_is_in_flight_goes_with_the_next_one(app: App, store: WatchedStore) -> None:
-    gate, started = asyncio.Event(), asyncio.Event()
-
     @app.task
     async def work() -> None: ...
 
-    async def wait_here() -> None:
-        started.set()
-        await gate.wait()
-
     async with working(app) as worker:
-        store.before["settle"] = wait_here
+        started, gate = store.hold_up("settle")
         jobs = [await work.enqueue()]
         await started.wait()
         jobs += [await work.enqueue() for _ in range(9)]

@@ -12,7 +12,7 @@ from fairlane import waits as timing
 from fairlane.clock import ManualClock
 from fairlane.worker import WorkerOptions
 from tests.waiting import until
-from tests.worker.harness import WatchedStore, turns, working
+from tests.worker.harness import WatchedStore, hanging, turns, working
 
 
 async def test_a_clean_shutdown_lets_running_jobs_end_and_releases_what_had_not_started(
@@ -57,19 +57,15 @@ async def test_a_stopped_worker_starts_nothing_new(app: App, store: WatchedStore
 
 
 async def test_what_a_claim_in_flight_brings_after_the_stop_is_released_at_once(app: App, store: WatchedStore) -> None:
-    held, gate, ran = asyncio.Event(), asyncio.Event(), []
+    ran = []
 
     @app.task
     async def work() -> None:
         ran.append(1)
 
-    async def wait_here() -> None:
-        held.set()
-        await gate.wait()
-
     async with app:
         job = await work.enqueue()
-        store.after["claim"] = wait_here
+        held, gate = store.hold_up("claim", after=True)
         async with working(app) as worker:
             await held.wait()
             assert await job.status() is State.RUNNING
@@ -85,12 +81,7 @@ async def test_what_a_claim_in_flight_brings_after_the_stop_is_released_at_once(
 async def test_at_the_deadline_async_jobs_are_interrupted_and_keep_their_place(
     app: App, store: WatchedStore, clock: ManualClock
 ) -> None:
-    started = asyncio.Event()
-
-    @app.task(max_attempts=5)
-    async def hang() -> None:
-        started.set()
-        await asyncio.get_running_loop().create_future()
+    hang, started = hanging(app, max_attempts=5)
 
     async with working(app, drain_timeout="30s", lease="10m") as worker:
         job = await hang.enqueue()
@@ -107,12 +98,7 @@ async def test_at_the_deadline_async_jobs_are_interrupted_and_keep_their_place(
 
 async def test_an_interrupted_job_that_had_its_last_attempt_is_dead(app: App) -> None:
     # Promise 6: a lost claim counts as an attempt.
-    started = asyncio.Event()
-
-    @app.task(max_attempts=1)
-    async def hang() -> None:
-        started.set()
-        await asyncio.get_running_loop().create_future()
+    hang, started = hanging(app, max_attempts=1)
 
     async with working(app, drain_timeout=0) as worker:
         job = await hang.enqueue()
@@ -125,12 +111,7 @@ async def test_a_second_stop_does_not_wait_for_the_deadline_and_loses_nothing(
     app: App, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "fairlane")
-    started = asyncio.Event()
-
-    @app.task
-    async def hang() -> None:
-        started.set()
-        await asyncio.get_running_loop().create_future()
+    hang, started = hanging(app)
 
     async with working(app, drain_timeout="1h") as worker:
         job = await hang.enqueue()
@@ -187,12 +168,7 @@ async def test_a_thread_that_will_not_stop_keeps_its_claim_until_its_lease_ends(
 
 
 async def test_a_worker_whose_task_is_cancelled_leaves_its_jobs_in_order(app: App) -> None:
-    started = asyncio.Event()
-
-    @app.task
-    async def hang() -> None:
-        started.set()
-        await asyncio.get_running_loop().create_future()
+    hang, started = hanging(app)
 
     async with app:
         job = await hang.enqueue()
@@ -278,18 +254,12 @@ async def test_a_store_that_does_not_answer_does_not_keep_a_worker_from_ending(
 
 
 async def test_a_second_stop_gives_back_what_a_claim_in_flight_brings(app: App, store: WatchedStore) -> None:
-    held, gate = asyncio.Event(), asyncio.Event()
-
     @app.task
     async def work() -> None: ...
 
-    async def wait_here() -> None:
-        held.set()
-        await gate.wait()
-
     async with app:
         job = await work.enqueue()
-        store.after["claim"] = wait_here
+        held, gate = store.hold_up("claim", after=True)
         async with working(app) as worker:
             await held.wait()
             worker.stop()

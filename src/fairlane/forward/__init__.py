@@ -4,7 +4,7 @@ A forwarder joins an App and an engine's own app. The dispatcher (`fairlane forw
 their policy, publishes a message for each, and holds the claim until the engine's worker adopts it.
 """
 
-from fairlane.forward.forwarder import Forwarded, Forwarder
-from fairlane.forward.messages import Message, Token, Unpublishable
+from fairlane.forward.delivery import Token
+from fairlane.forward.forwarder import Forwarded, Forwarder, Message, Unpublishable
 
 __all__ = ["Forwarded", "Forwarder", "Message", "Token", "Unpublishable"]

@@ -12,6 +12,7 @@ everything else that Celery knows about a task (retries, results, canvas, time l
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,17 +20,18 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from fairlane.clock import as_datetime
-from fairlane.errors import (
-    Cancel,
-    ConfigurationError,
-    Dead,
-    Retry,
-    Signal,
-    UndecodablePayload,
+from fairlane.errors import Cancel, ConfigurationError, Dead, Retry, Signal, UndecodablePayload
+from fairlane.forward.delivery import HEADER, Delivery, Token
+from fairlane.forward.forwarder import (
+    Forwarded,
+    Forwarder,
+    Message,
+    RoutedCodec,
+    Unpublishable,
+    elsewhere,
+    runs_with,
+    written,
 )
-from fairlane.forward.delivery import Delivery
-from fairlane.forward.forwarder import Forwarded, RoutedCall, RoutedCodec, RoutingForwarder, runs_with, unwritable
-from fairlane.forward.messages import HEADER, Message, Token, Unpublishable
 from fairlane.job import State
 from fairlane.task import Task
 from fairlane.worker.runs import current_run
@@ -78,7 +80,9 @@ class _CeleryCodec(RoutedCodec):
     """Keeps dates, UUIDs, decimals and bytes, by the type marks of Celery's JSON."""
 
     def encode_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], max_bytes: int) -> bytes:
-        return super().encode_call(_marked(tuple(args)), _marked(dict(kwargs)), max_bytes)
+        with contextlib.suppress(TypeError):  # they may have another JSON form: a dataclass, a model
+            args, kwargs = json.loads(_to_json([args, kwargs]))
+        return super().encode_call(tuple(args), dict(kwargs), max_bytes)
 
     def decode_call(self, payload: bytes) -> tuple[Sequence[Any], dict[str, Any]]:
         try:
@@ -88,24 +92,7 @@ class _CeleryCodec(RoutedCodec):
         return args, kwargs
 
 
-def _marked(value: Any) -> Any:
-    """A value with the type marks of Celery's JSON."""
-    match value:
-        case None | str() | bool() | int() | float():
-            return value
-        case dict():
-            return {name: _marked(each) for name, each in value.items()}
-        case list():
-            return [_marked(each) for each in value]
-        case tuple():
-            return tuple(map(_marked, value))
-    try:
-        return json.loads(_to_json(value))
-    except TypeError:
-        return value  # it may have another JSON form: a dataclass, a model
-
-
-class CeleryForwarder(RoutingForwarder):
+class CeleryForwarder(Forwarder):
     """Lets Celery's workers run the jobs of an app. Create it in the module that they import.
 
     The pools `prefork`, `threads` and `solo` are supported; green threads are not.
@@ -123,15 +110,14 @@ class CeleryForwarder(RoutingForwarder):
         self.celery = celery
         self._functions: dict[str, Callable[..., Any]] = {}
         """The functions as their authors wrote them, by the name of Celery's task."""
-        celery.steps["worker"].add(_step_of(self))
+        celery.steps["worker"].add(type("Adopting", (_Step,), {"forwarder": self, "__module__": __name__}))
         signals.task_revoked.connect(self._revoked)
         celery.send_task = self._sending(celery.send_task)
 
     # What Celery says.
 
     def name_of(self, target: Any) -> str:
-        name: str = target.name
-        return name
+        return str(target.name)
 
     def function_of(self, target: Any) -> Callable[..., Any]:
         if target.name not in self._functions:
@@ -145,16 +131,12 @@ class CeleryForwarder(RoutingForwarder):
         return runs_with(retries)
 
     def targets(self) -> Mapping[str, Any]:
-        tasks: Mapping[str, Any] = self.celery.tasks
-        return tasks
+        return dict(self.celery.tasks)
 
     def is_built_in(self, name: str) -> bool:
         return name.startswith("celery.")
 
     def stand_in(self, name: str) -> Any:
-        def elsewhere(*args: Any, **kwargs: Any) -> None:
-            """Only the name of this task is known here."""
-
         stands_for = CeleryTask()
         stands_for.name, stands_for.run = name, elsewhere
         return stands_for
@@ -209,13 +191,7 @@ class CeleryForwarder(RoutingForwarder):
             with delivery.entered():
                 value = function(*delivery.args, **delivery.kwargs)
         except celery.exceptions.Retry as retry:
-            when: Any = retry.when
-            if isinstance(when, datetime):
-                aware = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
-                wait = max(timedelta(0), aware - as_datetime(self.app.clock.now()))
-            else:
-                wait = timedelta(seconds=when or 0)
-            self._retried(delivery, str(retry), wait)
+            self._retried(delivery, str(retry))
             raise
         except celery.exceptions.Ignore as left:
             # The task says that it needs no further handling.
@@ -227,24 +203,23 @@ class CeleryForwarder(RoutingForwarder):
             self.deliveries.failed_sync(delivery, Retry(0, reason=reason) if rejected.requeue else Dead(reason))
             raise celery.exceptions.Ignore(reason) from rejected
         except BaseException as error:
-            # A worker that is told to stop raises what is not an Exception: the task has not failed.
+            # A worker that is asked to stop raises what is not an Exception: the task has not failed.
             is_lost = is_engines and not isinstance(error, Exception)
             became = self.deliveries.failed_sync(delivery, error, is_final=is_engines, is_lost=is_lost)
             if not isinstance(error, Exception):
                 raise
             raise self._for_celery(target, became, error) from error
         if delivery.retry_in is not None or delivery.was_sent_again:  # self.retry(throw=False)
-            self._retried(delivery, "retry(throw=False)", timedelta(0))
+            self._retried(delivery, "retry(throw=False)")
         else:
             self.deliveries.done_sync(delivery, value)
         return value
 
-    def _retried(self, delivery: Delivery, reason: str, otherwise: timedelta) -> None:
+    def _retried(self, delivery: Delivery, reason: str) -> None:
         if delivery.was_sent_again:
             self.deliveries.done_sync(delivery, None)  # with other arguments, it is a separate job
         else:
-            delay = otherwise if delivery.retry_in is None else delivery.retry_in
-            self.deliveries.retried_sync(delivery, reason, delay)
+            self.deliveries.retried_sync(delivery, reason, delivery.retry_in or timedelta(0))
 
     def _for_celery(self, target: Any, became: State | None, error: Exception) -> Any:
         """What to raise to Celery, so that its result says what became of the job."""
@@ -264,7 +239,7 @@ class CeleryForwarder(RoutingForwarder):
     # A message that was revoked, by `celery.control.revoke` or by Flower, or that has expired, is dropped by the worker
     # that receives it.
 
-    def _revoked(self, sender: Any, request: Any, expired: Any = False, **told: Any) -> None:
+    def _revoked(self, sender: Any, request: Any, expired: Any = False, **named: Any) -> None:
         token = (request.headers or {}).get(HEADER)
         if token is not None and sender.name in self.names:
             self.send_end(sender.name, token, request.delivery_info, "expired" if expired else "revoked")
@@ -319,7 +294,8 @@ class CeleryForwarder(RoutingForwarder):
 
     def _publish_stored(self, message: Message, own: str) -> None:
         """Publish a routed call, whose message is stored."""
-        stored = _from_json(self._unsealed(own))
+        codec = self.app.codec
+        stored = _from_json(own if codec is None else codec.decode(base64.b64decode(own)).decode())
         # Dates and the like are restored: a serializer other than JSON has its own form for them.
         args, kwargs = _from_json(_to_json([message.args, message.kwargs]))
         headers = {**stored["headers"], **message.carried}
@@ -384,7 +360,9 @@ class CeleryForwarder(RoutingForwarder):
             if delivery is not None:
                 request = self.celery.current_worker_task.request
                 if list(args or ()) == list(request.args or ()) and dict(kwargs or {}) == dict(request.kwargs or {}):
-                    delivery.retry_in = self._wait(countdown, eta)
+                    due = self._due(countdown, eta)
+                    now = as_datetime(self.app.clock.now())
+                    delivery.retry_in = due.get("delay") or max(timedelta(0), due.get("run_at", now) - now)
                     return self.celery.AsyncResult(options["task_id"])
                 delivery.was_sent_again = True
                 task = delivery.task
@@ -408,13 +386,6 @@ class CeleryForwarder(RoutingForwarder):
             return {"delay": timedelta(seconds=countdown)}
         return {"run_at": maybe_make_aware(maybe_iso8601(eta), self.celery.timezone)} if eta else {}
 
-    def _wait(self, countdown: Any, eta: Any) -> timedelta:
-        due = self._due(countdown, eta)
-        wait: timedelta = due.get("delay", timedelta(0))
-        if "run_at" in due:
-            wait = max(wait, due["run_at"] - as_datetime(self.app.clock.now()))
-        return wait
-
     def _store(
         self,
         send_task: Callable[..., Any],
@@ -427,28 +398,28 @@ class CeleryForwarder(RoutingForwarder):
         _let_subscribe_later(self.celery.backend)
         publishing = {"producer": None, "connection": None, "retry": False, "retry_policy": None}
         with self.celery.connection_for_write() as unconnected:
-            written = _Written(unconnected)
-            result = send_task(*call, **{**options, **publishing, "producer": written})
-        if not isinstance(written.body, tuple):
+            made = _Written(unconnected)
+            result = send_task(*call, **{**options, **publishing, "producer": made})
+        if not isinstance(made.body, tuple):
             raise ConfigurationError(
                 "Celery's task_protocol = 1 cannot be routed; remove that setting, 2 is the default"
             )
-        args, kwargs, embed = written.body
-        if level := written.options.get("priority"):
+        args, kwargs, embed = made.body
+        if level := made.options.get("priority"):
             using["priority"] = self._priority(int(level))
-        own = self._sealed(_as_text(task.name, written.headers, written.options, embed, options))
-        id = written.headers["id"]
-        job = self.enqueue_routed_blocking(task, RoutedCall(args, kwargs, using, id, own))
+        own = {
+            "headers": made.headers,
+            "options": made.stored_options(),
+            "declare": [each.name for each in made.options.get("declare") or () if hasattr(each, "routing_key")],
+            "embed": embed,
+        }
+        given = {name: value for name, value in options.items() if name not in CELERYS_OWN}
+        text = written(task.name, own, given, _to_json)
+        if (codec := self.app.codec) is not None:
+            text = base64.b64encode(codec.encode(text.encode())).decode()
+        job = self.enqueue_routed_blocking(task, args, kwargs, id=made.headers["id"], own=text, using=using)
         # There may already be a job with the same unique key.
         return type(result)(str(job.id)) if task.options.unique is not None else result
-
-    def _sealed(self, text: str) -> str:
-        codec = self.app.codec
-        return text if codec is None else base64.b64encode(codec.encode(text.encode())).decode()
-
-    def _unsealed(self, stored: str) -> str:
-        codec = self.app.codec
-        return stored if codec is None else codec.decode(base64.b64decode(stored)).decode()
 
 
 class _Request:
@@ -497,6 +468,13 @@ class _Written:
         if self.body is None:  # what follows is only an event about it
             self.body, self.headers, self.options = body, dict(headers or {}), options
 
+    def stored_options(self) -> dict[str, Any]:
+        """The options to publish it with, as they are stored."""
+        kept = {name: value for name, value in self.options.items() if value is not None and name not in NOT_KEPT}
+        if (exchange := kept.get("exchange")) is not None:
+            kept["exchange"] = getattr(exchange, "name", exchange)
+        return kept
+
 
 def _let_subscribe_later(backend: Any) -> None:
     """Before it publishes, Celery subscribes to the result in Redis, and tries for 20 s if Redis is away. Reading a
@@ -513,13 +491,11 @@ def _let_subscribe_later(backend: Any) -> None:
 
     on_task_call.knows_written = True  # type: ignore[attr-defined]
     backend.on_task_call = on_task_call
-    if not hasattr(backend.result_consumer, "_pending_unsubscribe"):
-        _unsubscribe_if_subscribed(backend.result_consumer)
-
-
-def _unsubscribe_if_subscribed(consumer: Any) -> None:
-    """Older versions of Celery unsubscribe in the destructor of every result, and try for 20 s if Redis is away, even
-    if nothing has subscribed."""
+    consumer = backend.result_consumer
+    if hasattr(consumer, "_pending_unsubscribe"):
+        return
+    # Older versions of Celery unsubscribe in the destructor of every result, and try for 20 s if Redis is away, even if
+    # nothing has subscribed.
     unsubscribe = consumer.cancel_for
 
     @functools.wraps(unsubscribe)
@@ -530,38 +506,20 @@ def _unsubscribe_if_subscribed(consumer: Any) -> None:
     consumer.cancel_for = cancel_for
 
 
-def _as_text(
-    task: str, headers: Mapping[str, Any], options: Mapping[str, Any], embed: Any, given: Mapping[str, Any]
-) -> str:
-    """The message as text, without its arguments, which are stored with the job."""
-    exchange = options.get("exchange")
-    kept = {name: value for name, value in options.items() if value is not None and name not in NOT_KEPT}
-    if exchange is not None:
-        kept["exchange"] = getattr(exchange, "name", exchange)
-    declare = [each.name for each in options.get("declare") or () if hasattr(each, "routing_key")]
-    try:
-        return _to_json({"headers": headers, "options": kept, "declare": declare, "embed": embed})
-    except (TypeError, ValueError) as error:
-        said = {name: value for name, value in given.items() if name not in CELERYS_OWN}
-        raise unwritable(task, said, _to_json, error) from error
+class _Step(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
+    """What Celery's worker runs at its start, after it has imported all tasks. It stops a worker with green threads,
+    which would block each other while they wait for their jobs."""
 
+    forwarder: CeleryForwarder
 
-def _step_of(forwarder: CeleryForwarder) -> type[bootsteps.Step]:
-    """What Celery's worker runs at its start, after it has imported all tasks."""
-
-    class Adopting(bootsteps.Step):  # type: ignore[misc]  # Celery has no types
-        """Stops a worker with green threads, which would block each other while they wait for their jobs."""
-
-        def __init__(self, parent: Any, **options: Any) -> None:
-            super().__init__(parent, **options)
-            if getattr(parent.pool_cls, "is_green", False):
-                raise ConfigurationError(
-                    "forwarded tasks cannot run in a pool of green threads (gevent, eventlet); start this worker with "
-                    "--pool prefork, threads or solo"
-                )
-            forwarder.route_registered()
-
-    return Adopting
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
+        if getattr(parent.pool_cls, "is_green", False):
+            raise ConfigurationError(
+                "forwarded tasks cannot run in a pool of green threads (gevent, eventlet); start this worker with "
+                "--pool prefork, threads or solo"
+            )
+        self.forwarder.route_registered()
 
 
 def _retry_by_policy(

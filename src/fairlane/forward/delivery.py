@@ -14,8 +14,9 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID, uuid4
@@ -25,8 +26,7 @@ import msgspec
 from fairlane.clock import SECOND, microseconds
 from fairlane.enqueue import Stamp
 from fairlane.errors import InvalidJob, JobNotFound, UndecodablePayload
-from fairlane.forward.messages import Token
-from fairlane.job import Claim, State
+from fairlane.job import State
 from fairlane.scheduler.settlement import (
     Cancelled,
     Died,
@@ -63,21 +63,45 @@ log = logging.getLogger("fairlane.forward")
 
 T = TypeVar("T")
 
+HEADER = "fairlane"
+"""The name of the header, option or label that carries the token."""
 UNKNOWN_DELAY = 30 * SECOND
 """The delay of a job that was delivered to a process that does not know its task."""
+
+
+class Token(msgspec.Struct, frozen=True):
+    """A job and its lease. Of all messages with the same token, the first to be delivered runs."""
+
+    job: UUID
+    lease: UUID
+
+    def __str__(self) -> str:
+        return f"{self.job}/{self.lease}"
+
+    @classmethod
+    def parse(cls, text: object) -> Token:
+        """The token in this text, or `InvalidJob`."""
+        job, _, lease = str(text).partition("/")
+        try:
+            return cls(UUID(job), UUID(lease))
+        except ValueError:
+            raise InvalidJob(
+                f"{str(text)[:80]!r} is not the token of a forwarded job: its message was written by others"
+            ) from None
 
 
 class Delivery(RunningJob):
     """A message whose job runs in this process, until it is settled."""
 
-    __slots__ = ("adopted_at", "handle", "kept_at", "process", "retry_in", "was_sent_again")
+    __slots__ = ("handle", "kept_at", "lag", "process", "retry_in", "was_sent_again")
 
     def __init__(
         self, home: _Process, adopted: Adopted, kept_at: int, task: Task[..., Any], args: Any, kwargs: Any
     ) -> None:
         super().__init__(home, adopted.claim, task, args, kwargs)
         self.process = home
-        self.adopted_at = adopted.at.now
+        self.lag = max(0, adopted.at.now - adopted.claim.claimed_at)
+        """Microseconds from claim to adoption."""
         self.kept_at = kept_at
         """When its lease was last requested or renewed, by the monotonic clock."""
         self.handle: asyncio.Task[Any] | None = None
@@ -86,11 +110,6 @@ class Delivery(RunningJob):
         """The engine has decided to retry it after this delay."""
         self.was_sent_again = False
         """The engine has sent it again with other arguments, as a separate job."""
-
-    @property
-    def lag(self) -> int:
-        """Microseconds from claim to adoption."""
-        return max(0, self.adopted_at - self.claim.claimed_at)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -111,6 +130,21 @@ class Deliveries:
         self._here: _Process | None = None
         self._outage = Outage()
         self._ending: set[asyncio.Future[Any]] = set()
+        self.retryable: dict[str, Delivery] = {}
+        """Deliveries in this process that the engine may retry, by the text of their tokens."""
+        self._message: ContextVar[tuple[str, Any] | None] = ContextVar("message", default=None)
+
+    # Which message this thread or asyncio task processes, for engines that show it to a middleware.
+
+    def processes(self, name: str, message: Any) -> None:
+        """Record the message that is processed here, for this task of the engine; `None` if it is not forwarded."""
+        self._message.set((name, message))
+
+    def take(self, name: str | None = None) -> Any | None:
+        """The message that is processed here, if it is one for that task of the engine; once."""
+        found = self._message.get()
+        self._message.set(None)
+        return found[1] if found is not None and name in (None, found[0]) else None
 
     # Begin: the job is ours, or there is nothing to do.
 
@@ -119,23 +153,23 @@ class Deliveries:
         engine acknowledge it; whatever had to be recorded has been. `InvalidJob`: the message was written by others,
         and nothing has changed. `cancellable`: cancel the current asyncio task if the job is cancelled or lost while it
         runs. If the caller is cancelled before this returns, the job has failed."""
+        interrupted: Future[BaseException] = Future()
         handle = asyncio.current_task() if cancellable else None
-        beginning = asyncio.ensure_future(self._begin(token, tasks, handle))
         try:
-            return await self._to_its_end(beginning)
+            return await self._to_its_end(self._begin(token, tasks, handle, interrupted))
         except asyncio.CancelledError:
-            beginning.add_done_callback(self._leave)
+            interrupted.set_result(TimeoutError("the engine broke it off before it began, for a time limit or to stop"))
             raise
 
-    def _leave(self, begun: asyncio.Future[Delivery | None]) -> None:
-        if not begun.cancelled() and begun.exception() is None and (delivery := begun.result()) is not None:
-            error = TimeoutError("the engine broke it off before it began, for a time limit or to stop")
-            self._ending.add(leaving := asyncio.ensure_future(self.failed(delivery, error)))
-            leaving.add_done_callback(self._ending.discard)
-
     async def _begin(
-        self, token: Token | str, tasks: Sequence[str], handle: asyncio.Task[Any] | None
+        self,
+        token: Token | str,
+        tasks: Sequence[str],
+        handle: asyncio.Task[Any] | None,
+        interrupted: Future[BaseException],
     ) -> Delivery | None:
+        """`interrupted` gets the error of a caller that was interrupted: then the heartbeat must not hold the job for
+        ever."""
         token = token if isinstance(token, Token) else Token.parse(token)
         here = await self._process()
         found = await here.adopt(token, tasks)
@@ -154,60 +188,53 @@ class Deliveries:
         adopted, asked_at = found
         claim = adopted.claim
         task = self._app.registry.find(claim.task)
+        outcome: Outcome
         if claim.cancel_requested:
-            await here.refuse(claim, Cancelled("cancelled before it ran"))
-            return None
-        if task is None:
+            outcome = Cancelled("cancelled before it ran")
+        elif task is None:
             log.error("job %s: no task named %r here; deploy it to this engine's workers", claim.id, claim.task)
-            reason = f"no task named {claim.task!r} on the engine's worker that was given it"
-            await here.refuse(claim, Released(reason, UNKNOWN_DELAY))
-            return None
-        try:
-            args, kwargs = task.codec.decode_call(claim.payload)
-        except UndecodablePayload as error:
-            log_unreadable(claim, error, log)
-            await here.refuse(claim, Died(str(error)))
-            return None
-        delivery = Delivery(here, adopted, asked_at, task, args, kwargs)
-        delivery.handle = handle
-        delivery.started_at = self._app.clock.monotonic()
-        here.hold(delivery)
-        try:
-            await here.tell_start(delivery)
-        except BaseException:
-            here.let_go(delivery)
-            raise
-        return await self._in_time(delivery)
-
-    async def _in_time(self, delivery: Delivery) -> Delivery | None:
-        """Nothing begins under a lease that has expired: another worker may have the job by now."""
-        if not delivery.process.is_late(delivery):
-            return delivery
-        await delivery.process.end(delivery, Released("the engine's process stood still for longer than its lease"))
+            outcome = Released(f"no task named {claim.task!r} on the engine's worker that was given it", UNKNOWN_DELAY)
+        else:
+            try:
+                args, kwargs = task.codec.decode_call(claim.payload)
+            except UndecodablePayload as error:
+                log_unreadable(claim, error, log)
+                outcome = Died(str(error))
+            else:
+                delivery = Delivery(here, adopted, asked_at, task, args, kwargs)
+                delivery.handle = handle
+                if await here.start(delivery):
+                    interrupted.add_done_callback(lambda error: self._abandon(delivery, error.result()))
+                    return delivery
+                return None
+        await here.settling.record(settle(claim, outcome, 0))
         return None
+
+    def _abandon(self, delivery: Delivery, error: BaseException) -> None:
+        """The caller was interrupted: by a time limit of the engine, perhaps (the job has failed), or asked to stop (it
+        is lost)."""
+        is_lost = isinstance(error, SystemExit | KeyboardInterrupt)
+        asyncio.run_coroutine_threadsafe(self.failed(delivery, error, is_lost=is_lost), delivery.process.loop)
 
     # End: exactly one of these is called.
 
     async def done(self, delivery: Delivery, value: Any) -> None:
         """Its function has returned. Durable when this returns. If the claim was lost, nothing is recorded."""
-        delivery.handle = None  # only this settlement could still be cancelled
         try:
             result = delivery.task.codec.encode_result(value, self._app.max_payload)
         except InvalidJob as error:
             await self.failed(delivery, error)
         else:
-            is_lost = delivery.stop is Stop.GONE
-            await delivery.process.end(delivery, None if is_lost else Done(result, delivery.effects))
+            await delivery.process.end(delivery, Done(result, delivery.effects))
 
     async def failed(
         self, delivery: Delivery, error: BaseException, *, is_final: bool = False, is_lost: bool = False
     ) -> State | None:
         """Its function has raised: the outcome is decided as on native workers. `is_final`: the engine does not retry
-        this, so a failure ends the job. `is_lost`: its process was told to stop, which is not a failure of the job; it
+        this, so a failure ends the job. `is_lost`: its process was asked to stop, which is not a failure of the job; it
         runs again when its lease expires, as if the process had been killed. Not at once: the engine may be about to
         report that it ended the job itself, by its time limit or because it was revoked. Signals such as `Retry` mean
         what they always mean. Returns the new state of the job; `None` if nothing is recorded."""
-        delivery.handle = None
         outcome: Outcome | None = outcome_of(delivery, error, delivery.process.time.wall())
         if isinstance(outcome, Failed) and (is_lost or is_final):
             outcome = None if is_lost else Died(outcome.error)
@@ -217,56 +244,34 @@ class Deliveries:
     async def retried(self, delivery: Delivery, reason: str, delay: timedelta) -> None:
         """The engine has decided to retry it after this delay: the job goes back to its queue and gives up its slot. It
         counts as an attempt; only the engine's own limit bounds the number of retries."""
-        delivery.handle = None
-        is_lost = delivery.stop is Stop.GONE
         again = Retried(storable(reason), bounded(microseconds(delay)), is_bounded=False)
-        await delivery.process.end(delivery, None if is_lost else again)
+        await delivery.process.end(delivery, again)
 
     # The same for engines that block.
 
     def begin_sync(self, token: Token | str, tasks: Sequence[str]) -> Delivery | None:
-        begun: deque[Delivery] = deque()
-        left: list[BaseException] = []
-
-        async def begin() -> Delivery | None:
-            delivery = await self._begin(token, tasks, None)
-            if delivery is not None:
-                begun.append(delivery)
-                if left:
-                    self._abandon(begun, left[0])
-            return delivery
-
+        interrupted: Future[BaseException] = Future()
         try:
-            delivery = self._app.run_blocking(self._to_its_end(begin()))
-            if delivery is not None and delivery.process.is_late(delivery):
-                return self._app.run_blocking(self._in_time(delivery))
-            return delivery
+            return self._blocking(self._begin(token, tasks, None, interrupted))
         except BaseException as error:
-            left.append(error)
-            self._abandon(begun, error)
+            interrupted.set_result(error)
             raise
 
     def done_sync(self, delivery: Delivery, value: Any) -> None:
-        self._app.run_blocking(self._to_its_end(self.done(delivery, value)))
+        self._blocking(self.done(delivery, value))
 
     def failed_sync(
         self, delivery: Delivery, error: BaseException, *, is_final: bool = False, is_lost: bool = False
     ) -> State | None:
-        failing = self.failed(delivery, error, is_final=is_final, is_lost=is_lost)
-        return self._app.run_blocking(self._to_its_end(failing))
+        return self._blocking(self.failed(delivery, error, is_final=is_final, is_lost=is_lost))
 
     def retried_sync(self, delivery: Delivery, reason: str, delay: timedelta) -> None:
-        self._app.run_blocking(self._to_its_end(self.retried(delivery, reason, delay)))
+        self._blocking(self.retried(delivery, reason, delay))
 
-    def _abandon(self, begun: deque[Delivery], error: BaseException) -> None:
-        """The caller was interrupted: by a time limit of the engine, perhaps (the job has failed), or told to stop (it
-        is lost). Otherwise the heartbeat would hold the job for ever."""
-        is_lost = isinstance(error, SystemExit | KeyboardInterrupt)
-        with contextlib.suppress(IndexError):
-            delivery = begun.pop()  # only the first caller gets it
-            asyncio.run_coroutine_threadsafe(self.failed(delivery, error, is_lost=is_lost), delivery.process.loop)
+    def _blocking(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._app.run_blocking(self._to_its_end(work))
 
-    async def _to_its_end(self, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
         """Finish this even if its caller is interrupted: a job that has run must not run again because of that, and one
         whose message the engine has dropped must not wait for another message."""
         ending = asyncio.ensure_future(work)
@@ -298,7 +303,7 @@ class _Process:
         self.log = log
         self.stamp = stamp
         self.max_result = app.max_payload
-        self.identity = WorkerIdentity(uuid4(), name_of_process())
+        self._identity = WorkerIdentity(uuid4(), name_of_process())
         self._clock = app.clock
         self._lease = lease
         self.time = StoreTime(app.clock)
@@ -306,21 +311,8 @@ class _Process:
         """By lease; each job has its own."""
         self._beating: asyncio.Task[None] | None = None
         self._outage = outage
-        self._watching = Watching(app.telemetry, self.identity, store, self.time)
-        self._settling = Settling(store, outage, self._watching)
-
-    async def tell_start(self, delivery: Delivery) -> None:
-        if self._watching.is_wanted:
-            await self._watching.find_origins([delivery.claim])
-            # Its span does not become the current one of this thread, which may have one of the engine's.
-            self._watching.left(self._watching.started(delivery))
-
-    def ran(self, run: RunningJob) -> int:
-        return self._clock.monotonic() - run.started_at
-
-    def is_late(self, delivery: Delivery) -> bool:
-        """Whether its lease has expired because this process was suspended."""
-        return self._clock.monotonic() - delivery.kept_at > microseconds(self._lease)
+        self._watching = Watching(app.telemetry, self._identity, store, self.time)
+        self.settling = Settling(store, outage, self._watching)
 
     async def adopt(self, token: Token, tasks: Sequence[str]) -> tuple[Adopted, int] | None:
         """The claim, and when it was requested, by the monotonic clock."""
@@ -332,7 +324,7 @@ class _Process:
             nonlocal asked_at
             asked_at = self._clock.monotonic()
             return await self.store.adopt(
-                token.job, token.lease, own, tasks=tasks, worker=self.identity, lease_for=self._lease
+                token.job, token.lease, own, tasks=tasks, worker=self._identity, lease_for=self._lease
             )
 
         adopted = await self._outage.ride_out(once, "adopting")
@@ -347,40 +339,55 @@ class _Process:
         except JobNotFound:
             return None
 
-    async def refuse(self, claim: Claim, outcome: Outcome) -> None:
-        """Settle a claim that cannot run."""
-        await self._settling.record(settle(claim, outcome, 0))
+    async def start(self, delivery: Delivery) -> bool:
+        """Hold it from now on. Returns whether it may begin: nothing begins under a lease that has expired because this
+        process was suspended, since another worker may have the job by now."""
+        delivery.started_at = self._clock.monotonic()
+        self._held[delivery.claim.lease] = delivery
+        if self._beating is None:
+            self._beating = self.loop.create_task(self._beat(), name="fairlane-heartbeat")
+        if self._watching.is_wanted:
+            try:
+                await self._watching.find_origins([delivery.claim])
+            except BaseException:
+                self._let_go(delivery)
+                raise
+            # Its span does not become the current one of this thread, which may have one of the engine's.
+            self._watching.left(self._watching.started(delivery))
+        if self._clock.monotonic() - delivery.kept_at <= microseconds(self._lease):
+            return True
+        await self.end(delivery, Released("the engine's process stood still for longer than its lease"))
+        return False
+
+    def ran(self, run: RunningJob) -> int:
+        return self._clock.monotonic() - run.started_at
 
     async def end(
         self, delivery: Delivery, outcome: Outcome | None, error: BaseException | None = None
     ) -> Settlement | None:
         """Record how it ended; nothing if its claim is lost."""
+        delivery.handle = None  # only this settlement could still be cancelled
         settlement: Settlement | None = None
         ran = self.ran(delivery)
         try:
-            if outcome is not None:
+            if outcome is not None and delivery.stop is not Stop.GONE:
                 settlement = msgspec.structs.replace(settlement_of(delivery, outcome, ran), lag=delivery.lag)
                 if type(outcome) is not Done:
                     log_end(delivery, settlement, error, self.time.now(), log)
-                await self._settling.record(settlement, was_tried=delivery.may_be_settled)
+                await self.settling.record(settlement, was_tried=delivery.may_be_settled)
         finally:
-            self.let_go(delivery)
+            self._let_go(delivery)
             if self._watching.is_wanted:
                 self._watching.ended(delivery, settlement, ran, error)
         return settlement
 
-    # The heartbeat.
-
-    def hold(self, delivery: Delivery) -> None:
-        self._held[delivery.claim.lease] = delivery
-        if self._beating is None:
-            self._beating = self.loop.create_task(self._beat(), name="fairlane-heartbeat")
-
-    def let_go(self, delivery: Delivery) -> None:
+    def _let_go(self, delivery: Delivery) -> None:
         self._held.pop(delivery.claim.lease, None)
         if not self._held and self._beating is not None:
             self._beating.cancel()
             self._beating = None
+
+    # The heartbeat.
 
     async def _beat(self) -> None:
         while True:
@@ -395,26 +402,20 @@ class _Process:
     async def _renew(self, leases: list[UUID]) -> None:
         asked_at = self._clock.monotonic()
         renewed = await self._outage.ride_out(lambda: self.store.renew(leases, self._lease), "renewing leases")
+        gone, cancelled = set(renewed.gone), set(renewed.cancelled)
         for lease in leases:
-            if (delivery := self._held.get(lease)) is not None:
-                delivery.kept_at = asked_at
-        for lease in renewed.gone:
-            if (delivery := self._held.get(lease)) is not None:
-                self._lost(delivery)
-        cancelled = set(renewed.cancelled)
-        for delivery in list(self._held.values()):
-            if delivery.claim.id in cancelled:
+            delivery = self._held.get(lease)
+            if delivery is None:
+                continue
+            delivery.kept_at = asked_at
+            if lease in gone and not delivery.may_be_settled:
+                log_lost(delivery.claim, log)
+                del self._held[lease]
+                self._interrupt(delivery, Stop.GONE)
+            elif delivery.claim.id in cancelled and delivery.stop is None:
                 self._interrupt(delivery, Stop.CANCELLED)
 
-    def _lost(self, delivery: Delivery) -> None:
-        if not delivery.may_be_settled:
-            log_lost(delivery.claim, log)
-            self._held.pop(delivery.claim.lease, None)
-            self._interrupt(delivery, Stop.GONE)
-
     def _interrupt(self, delivery: Delivery, reason: Stop) -> None:
-        if delivery.stop is not None and reason is not Stop.GONE:
-            return
         is_first, delivery.stop = delivery.stop is None, reason
         if is_first and delivery.handle is not None:
             delivery.handle.cancel()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,15 +16,15 @@ import msgspec
 
 from fairlane.clock import SECOND, lasting, microseconds
 from fairlane.errors import ConfigurationError, StoreUnavailable
-from fairlane.forward.forwarder import Forwarder
-from fairlane.forward.messages import Carried, Unpublishable, as_carried
+from fairlane.forward.forwarder import Forwarder, Unpublishable
 from fairlane.job import Claim
 from fairlane.policy.partitions import whole_of
-from fairlane.scheduler.settlement import Cancelled, Died, Outcome, Released, Settlement, settle
+from fairlane.scheduler.settlement import Cancelled, Died, Released, settle
 from fairlane.scheduler.snapshot import Pace
 from fairlane.store import records
-from fairlane.store.protocol import Store, WorkerIdentity
+from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.stats_values import PUBLISHING, unbegun_in
+from fairlane.task import Task
 from fairlane.waits import Outage, jittered, pause
 from fairlane.worker.claims import QueueSlots
 from fairlane.worker.execution import NO_PACES, Execution, Run
@@ -96,31 +95,23 @@ class Dispatching:
             if others:
                 raise ConfigurationError(
                     f"queue {queue!r} has tasks that {forwarder!r} does not forward ({', '.join(others)}): their jobs "
-                    "would wait in vain; give them a queue of their own"
+                    "would never run; give them a queue of their own"
                 )
         store = await app.opened()
-        if not forwarder.unbounded:
-            await _check_limits(store, queues)
-
+        for name in () if forwarder.unbounded else queues:
+            found = await store.policy(name)
+            # Everything that waits would move to the engine's broker.
+            if found is not None and not any(limit.counts_in_flight and not limit.by for limit in found.policy.limits):
+                raise ConfigurationError(
+                    f"queue {name!r} has no limit on what the engine holds at once, so that all that waits would move "
+                    f"to its broker, where no policy can see it; give it Concurrency(n) or AdaptiveConcurrency() "
+                    f"without `by`, or say unbounded=True"
+                )
         return await app.make_worker(partial(Dispatcher, forwarder), options)
 
     async def close(self) -> None:
         await self._forwarder.close()
         await self._forwarder.app.close()
-
-
-async def _check_limits(store: Store, queues: Sequence[str]) -> None:
-    """Refuse queues without a limit on how many jobs the engine holds: everything would move to its broker."""
-    for name in queues:
-        found = await store.policy(name)
-        if found is None:
-            continue
-        if not any(limit.counts_in_flight and not limit.by for limit in found.policy.limits):
-            raise ConfigurationError(
-                f"queue {name!r} has no limit on what the engine holds at once, so that all that waits would move to "
-                f"its broker, where no policy can see it; give it Concurrency(n) or AdaptiveConcurrency() without "
-                f"`by`, or say unbounded=True"
-            )
 
 
 FIRST_PAUSE, LONGEST_PAUSE = SECOND // 10, 30 * SECOND
@@ -132,9 +123,11 @@ QUIET = LONGEST_PAUSE
 """After this time without a refusal, the broker counts as well even if nothing was published."""
 UNBEGUN = 60 * SECOND
 """How long messages of a queue may lie at the broker, and none begin, before a warning."""
-ASKED_AT_ONCE = 1_000
 NAMED = 3
 """How many tasks a warning names."""
+
+Carried = Mapping[UUID, tuple[str | None, int]]
+"""The stored context of each job, and how often its engine has retried it."""
 
 
 class _Published(msgspec.Struct):
@@ -142,15 +135,14 @@ class _Published(msgspec.Struct):
 
     run: Run
     times: int
-    at: int
-    """When it was last published, by the monotonic clock."""
     first_at: int
+    """When it was first published, by the monotonic clock."""
     again_at: int
     """When to publish it again."""
 
 
 class Publishing(Execution):
-    """What a dispatcher does with its claims."""
+    """What a dispatcher does with its claims. The only argument of its runs is what their messages carry."""
 
     sets_suspects_apart = False
     """It runs nothing: isolating suspects is up to the engine."""
@@ -166,8 +158,8 @@ class Publishing(Execution):
         self.forwarder = forwarder
         self.troubles = troubles
         self._published: dict[UUID, _Published] = {}
-        self._carried: dict[UUID, asyncio.Future[dict[UUID, Carried]]] = {}
-        """What the messages of a batch of claims carry, by job, until they are published."""
+        self._reading: asyncio.Future[Carried] | None = None
+        """What the messages of the last claims carry."""
         self._refusals: OrderedDict[UUID, int] = OrderedDict()
         self._begun_at: dict[str, int] = {}
         """When a job of the queue was last seen to have begun."""
@@ -187,33 +179,34 @@ class Publishing(Execution):
         self, queue: QueueSlots, claims: Sequence[Claim], begin_by: int, paces: Mapping[UUID, Pace] = NO_PACES
     ) -> None:
         if claims:
-            asked = asyncio.ensure_future(self._read_carried([claim.id for claim in claims]))
-            asked.add_done_callback(_note_failure)
-            self._carried.update(dict.fromkeys((claim.id for claim in claims), asked))
+            self._reading = asyncio.ensure_future(self._read_carried([claim.id for claim in claims]))
+            # Each of its jobs gets an error. If none is left that waits for it, the error does not matter.
+            self._reading.add_done_callback(lambda read: read.cancelled() or read.exception())
         super().start(queue, claims, begin_by, paces)
 
-    async def _read_carried(self, jobs: Sequence[UUID]) -> dict[UUID, Carried]:
+    def _decoded(self, task: Task[..., Any], claim: Claim) -> tuple[Any, Any]:
+        return (self._reading,), {}  # its arguments are decoded where it runs
+
+    async def _read_carried(self, jobs: Sequence[UUID]) -> Carried:
         contexts, retries = await self.store.run(records.contexts(jobs)), await self.store.run(records.retries(jobs))
-        return {job: as_carried(contexts.get(job), retries.get(job, 0)) for job in jobs}
+        return {job: (contexts.get(job), retries.get(job, 0)) for job in jobs}
+
+    async def _publish(self, claim: Claim, carried: Carried) -> None:
+        await self.forwarder.publish(self.forwarder.message(claim, *carried[claim.id]))
 
     async def _body(self, run: Run) -> None:
         try:
             # Shielded: the whole batch waits for it. Until it is read, nothing has begun, and claims can be released.
-            carried = await asyncio.shield(self._carried[run.claim.id])
-        except StoreUnavailable as error:
-            self._end(run, Released(f"the database was away before it was published: {summary(error)}"))
-            return
+            carried = await asyncio.shield(run.args[0])
         except Exception as error:
-            # With growing delays; otherwise it would be claimed again at once.
             log.exception("job %s (%s): what its message carries could not be read", run.claim.id, run.claim.task)
             reason = f"what its message carries could not be read: {summary(error)}"
             self._end(run, Released(reason, self._delay_of(run.claim.id)))
             return
-        finally:
-            self._carried.pop(run.claim.id, None)
-        run.started_at = self._now()
+        if not self._begins(run):
+            return
         try:
-            await self.forwarder.publish(self.forwarder.message(run.claim, carried[run.claim.id]))
+            await self._publish(run.claim, carried)
         except Unpublishable as error:
             self._end(run, Died(str(error)), error)
         except Exception as error:
@@ -228,42 +221,16 @@ class Publishing(Execution):
             self._refusals.pop(run.claim.id, None)
             self._keep(run)
 
-    def _refuse(self, queue: QueueSlots, claim: Claim, outcome: Outcome) -> None:
-        self._carried.pop(claim.id, None)
-        super()._refuse(queue, claim, outcome)
-
-    def _withdraw(self, run: Run, outcome: Outcome | None) -> None:
-        self._carried.pop(run.claim.id, None)
-        super()._withdraw(run, outcome)
-
-    def _end(
-        self,
-        run: Run,
-        outcome: Outcome | None,
-        error: BaseException | None = None,
-        settlement: Settlement | None = None,
-    ) -> Any:
-        if isinstance(outcome, Released):
-            self.running.discard(run)
-            run.queue.used -= 1
-            self.settle_later(settle(run.claim, outcome, 0), run.queue)
-            self._slots.note_freed()
-            return None
-        return super()._end(run, outcome, error, settlement)
-
     def _keep(self, run: Run) -> None:
         """It is published: free its slot, and hold its claim until it is adopted."""
-        self.running.discard(run)
-        run.queue.used -= 1
+        self._let_go(run)
         run.handle = None
         if run.stop is Stop.CANCELLED:
             self._cancel(run)
         elif run.stop is None:
             now = self._now()
-            self._published[run.claim.id] = _Published(run, 1, now, now, now + self._patience(1))
-        if self.waiting and not self.is_filling:
-            self._fill_slots()
-        self._slots.note_freed()
+            self._published[run.claim.id] = _Published(run, 1, now, now + self._patience(1))
+        self._refill()
 
     def _patience(self, times: int) -> int:
         return jittered(microseconds(self.forwarder.republish_after) << min(times - 1, 10))
@@ -288,7 +255,7 @@ class Publishing(Execution):
 
     async def _wait_for_broker(self) -> None:
         while True:
-            await pause(self._clock, round(self._pause * random.uniform(0.75, 1.25)))
+            await pause(self._clock, jittered(self._pause))
             try:
                 await self.forwarder.reach()
             except Exception as error:
@@ -315,8 +282,8 @@ class Publishing(Execution):
         """The broker was away and may have lost messages: publish again what is not adopted. At once the first time,
         then with growing pauses: a broker that refuses now and then must not be flooded with copies."""
         for each in self._published.values():
-            soon = self._now() if each.times == 1 else each.at + (SECOND << min(each.times, 20))
-            each.again_at = min(each.again_at, soon)
+            wait = 0 if each.times == 1 else SECOND << min(each.times, 20)
+            each.again_at = min(each.again_at, self._now() + wait)
 
     # What was published.
 
@@ -329,16 +296,14 @@ class Publishing(Execution):
     async def look_after(self, outage: Outage) -> None:
         """Forget messages that were adopted; publish again those that are overdue."""
         known = list(self._published.values())
-        for some in (known[n : n + ASKED_AT_ONCE] for n in range(0, len(known), ASKED_AT_ONCE)):
-            pairs = [(each.run.claim.id, each.run.claim.lease) for each in some]
-            asked = records.held(pairs)
-            held = set(await outage.ride_out(lambda asked=asked: self.store.run(asked), "following messages"))  # type: ignore[misc]
-            for each in some:
-                if each.run.claim.id not in held:
-                    self._forget(each)
-                elif each.again_at <= self._now() and not self._slots.is_paused and not self._slots.is_closed:
-                    await self._publish_again(each)
-        self._tell_of_unbegun()
+        asked = records.held([(each.run.claim.id, each.run.claim.lease) for each in known])
+        held = set(await outage.ride_out(lambda: self.store.run(asked), "following messages")) if known else set()
+        for each in known:
+            if each.run.claim.id not in held:
+                self._forget(each)
+            elif each.again_at <= self._now() and not self._slots.is_paused and not self._slots.is_closed:
+                await self._publish_again(each)
+        self._warn_of_unbegun()
         if self._now() - self._refused_at > QUIET:
             self._accepted()
 
@@ -349,52 +314,48 @@ class Publishing(Execution):
         self._begun_at[queue] = self._now()
         self._begun_up_to[queue] = max(published.first_at, self._begun_up_to.get(queue, 0))
 
-    def _tell_of_unbegun(self) -> None:
+    def _warn_of_unbegun(self) -> None:
         """Warn of messages that lie at the broker while none of their queue begins: nobody consumes it, or all workers
         are busy. If only one of the engine's own queues is stuck, later messages overtake those in it. A message that
         is overtaken may also be lost, and is published once more."""
-        waiting: dict[str, list[_Published]] = {}
+        now = self._now()
+        waiting: dict[str, list[_Published]] = {whole_of(name): [] for name in self._slots.queues}
         for each in self._published.values():
             waiting.setdefault(whole_of(each.run.claim.queue), []).append(each)
-        for queue in {whole_of(name) for name in self._slots.queues}:
-            lying = waiting.get(queue, [])
-            long_ago, begun = self._now() - UNBEGUN, self._begun_up_to.get(queue, 0)
-            overtaken = [each for each in lying if each.first_at <= long_ago and each.first_at < begun]
+        for queue, lying in waiting.items():
+            begun = self._begun_up_to.get(queue, 0)
+            overtaken = [each for each in lying if each.first_at <= now - UNBEGUN and each.first_at < begun]
             for each in overtaken:
                 if each.times == 1:
-                    each.again_at = self._now()
-            lying_since = min((each.first_at for each in lying), default=self._now())
-            idle = self._now() - max(lying_since, self._begun_at.get(queue, 0))
-            if idle >= UNBEGUN:
-                busy = f"no worker of the engine has begun one for {lasting(idle / SECOND)}"
-                self._tell(queue, lying, f"{busy}: none consumes the queue, or all are busy")
+                    each.again_at = now
+            since = max(min((each.first_at for each in lying), default=now), self._begun_at.get(queue, 0))
+            if now - since >= UNBEGUN:
+                stuck = lying
+                words = f"no worker of the engine has begun one for {lasting((now - since) / SECOND)}: none consumes "
+                words += "the queue, or all are busy"
             elif overtaken:
+                stuck = overtaken
                 tasks = sorted({each.run.claim.task for each in overtaken})
-                which = ", ".join([*tasks[:NAMED], *(["…"] if len(tasks) > NAMED else [])])
-                why = "no worker consumes the engine's queue for them, or they wait behind a long job"
-                self._tell(queue, overtaken, f"later ones have begun: {why} ({which})")
+                words = "later ones have begun: no worker consumes the engine's queue for them, or they wait behind a "
+                words += f"long job ({', '.join(tasks[:NAMED])}{', …' if len(tasks) > NAMED else ''})"
             else:
                 self.troubles.clear(unbegun_in(queue), "no more")
-
-    def _tell(self, queue: str, lying: list[_Published], words: str) -> None:
-        many = "1 job is" if len(lying) == 1 else f"{len(lying):,} jobs are"
-        oldest = lasting((self._now() - min(each.first_at for each in lying)) / SECOND)
-        self.troubles.tell(unbegun_in(queue), f"{many} at the broker, the oldest for {oldest}, and {words}")
+                continue
+            many = "1 job is" if len(stuck) == 1 else f"{len(stuck):,} jobs are"
+            oldest = lasting((now - min(each.first_at for each in stuck)) / SECOND)
+            self.troubles.tell(unbegun_in(queue), f"{many} at the broker, the oldest for {oldest}, and {words}")
 
     async def _publish_again(self, published: _Published) -> None:
         claim = published.run.claim
         log.warning("job %s (%s) was published and not begun; publishing it again", claim.id, claim.task)
         published.times += 1
-        published.at = self._now()
         published.again_at = self._now() + self._patience(published.times)
         try:
-            carried = await self._read_carried([claim.id])
-            await self.forwarder.publish(self.forwarder.message(claim, carried[claim.id]))
-        except StoreUnavailable:
-            published.again_at = self._now()
+            await self._publish(claim, await self._read_carried([claim.id]))
         except Exception as error:
             published.again_at = self._now()
-            self._refused(error)
+            if not isinstance(error, StoreUnavailable):
+                self._refused(error)
 
     # What a worker asks of its execution.
 
@@ -414,30 +375,29 @@ class Publishing(Execution):
             if reason is Stop.CANCELLED or (reason is Stop.GONE and run.started_at):
                 # It is just being published. If it is gone, a worker was faster than the answer of the broker.
                 run.stop = run.stop or reason
-                return
-            super().interrupt(run, reason)
-            return
-        if reason is Stop.SHUTDOWN:
-            return
-        if reason is Stop.CANCELLED:
+            else:
+                super().interrupt(run, reason)
+        elif reason is Stop.CANCELLED:
             del self._published[run.claim.id]
             self._cancel(run)
-        else:
-            # The claim is gone because it was adopted, as it should be.
+        elif reason is Stop.GONE:
+            # It was adopted, as it should be.
             self._forget(published)
 
     def _cancel(self, run: Run) -> None:
         """Cancel it here if no worker of the engine has begun it. If one has, it learns of the cancellation itself."""
-        settlement = settle(run.claim, Cancelled("cancelled before it ran"), 0)
-        task = self.loop.create_task(self._settle_quietly(settlement), name="fairlane-cancel")
+
+        async def cancel() -> None:
+            try:
+                await self.store.settle([settle(run.claim, Cancelled("cancelled before it ran"), 0)])
+            except Exception as error:
+                log.warning(
+                    "job %s: could not be cancelled at the broker: %s; its message will be", run.claim.id, error
+                )
+
+        task = self.loop.create_task(cancel(), name="fairlane-cancel")
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-    async def _settle_quietly(self, settlement: Any) -> None:
-        try:
-            await self.store.settle([settlement])
-        except Exception as error:
-            log.warning("job %s: could not be cancelled at the broker: %s; its message will be", settlement.job, error)
 
     def _stop_overdue(self) -> None:
         """The engine's own time limits apply."""
@@ -455,9 +415,3 @@ class Publishing(Execution):
         if self._is_pausing is not None:
             self._is_pausing.cancel()
         super().close()
-
-
-def _note_failure(asked: asyncio.Future[Any]) -> None:
-    """Mark the error as seen: whoever waits for the result gets it, and if nobody does, it does not matter."""
-    if not asked.cancelled():
-        asked.exception()

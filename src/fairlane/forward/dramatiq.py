@@ -13,15 +13,13 @@ import contextlib
 import functools
 import json
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairlane.errors import ConfigurationError, Dead, Retry, Signal
-from fairlane.forward.delivery import Delivery
-from fairlane.forward.forwarder import Forwarded, RoutedCall, RoutingForwarder, runs_with, unwritable
-from fairlane.forward.messages import HEADER, Message
+from fairlane.forward.delivery import HEADER, Delivery
+from fairlane.forward.forwarder import Forwarded, Forwarder, Message, runs_with, written
 from fairlane.task import MOST_ATTEMPTS
 
 try:
@@ -38,12 +36,14 @@ __all__ = ["DramatiqForwarder"]
 
 log = logging.getLogger("fairlane.forward")
 
+M = TypeVar("M", bound=Middleware)
+
 HIGHEST_PRIORITY = 100
 OF_RETRIES = {"max_backoff", "max_retries", "min_backoff", "on_failure", "on_retry_exhausted", "retry_when", "throws"}
 """Options of a message that have no effect if the policy decides on retries."""
 
 
-class DramatiqForwarder(RoutingForwarder):
+class DramatiqForwarder(Forwarder):
     """Lets Dramatiq's workers run the jobs of an app. Create it in the module that they import."""
 
     engine = "Dramatiq"
@@ -55,9 +55,8 @@ class DramatiqForwarder(RoutingForwarder):
         if not isinstance(broker, dramatiq.Broker):
             raise ConfigurationError(f"DramatiqForwarder is given {broker!r} where a broker of Dramatiq belongs")
         self.broker = broker
-        self._watch = _Watch(self)
         # The first in the list is the last to be called after a message: by then Dramatiq has decided on a retry.
-        broker.middleware.insert(0, self._watch)
+        broker.middleware.insert(0, _Watch(self))
         self._has_warned = False
         self._publish = broker.enqueue
         broker.enqueue = self._enqueue  # type: ignore[method-assign]
@@ -65,8 +64,7 @@ class DramatiqForwarder(RoutingForwarder):
     # What Dramatiq says.
 
     def name_of(self, target: Any) -> str:
-        name: str = target.actor_name
-        return name
+        return str(target.actor_name)
 
     def function_of(self, target: Any) -> Callable[..., Any]:
         # Dramatiq wraps async functions in blocking ones.
@@ -74,12 +72,15 @@ class DramatiqForwarder(RoutingForwarder):
         return function
 
     def runs_of(self, target: Any, options: Mapping[str, Any]) -> int:
-        retries = next((each for each in self.broker.middleware if isinstance(each, Retries)), None)
+        retries = self._middleware(Retries)
         if retries is None:
             return 1
         if target.options.get("retry_when", retries.retry_when) is not None:
             return MOST_ATTEMPTS  # it decides each time, and the number does not count
         return runs_with(options.get("max_retries", target.options.get("max_retries", retries.max_retries)))
+
+    def _middleware(self, kind: type[M]) -> M | None:
+        return next((each for each in self.broker.middleware if isinstance(each, kind)), None)
 
     def targets(self) -> Mapping[str, Any]:
         return self.broker.actors
@@ -96,8 +97,10 @@ class DramatiqForwarder(RoutingForwarder):
         options = {**own.get("options", {}), **message.carried}
         if message.retries:
             options["retries"] = options.get("retries", 0) + message.retries
-        if (priority := self._broker_priority(message.priority)) is not None:
-            options["broker_priority"] = priority
+        most: int | None = getattr(self.broker, "max_priority", None)
+        if most is not None and message.priority:
+            # From 0 to the maximum of the broker: RabbitMQ has nothing below none.
+            options["broker_priority"] = max(0, -(-message.priority * most // HIGHEST_PRIORITY))
         self._publish(
             dramatiq.Message(
                 queue_name=message.queue or own.get("queue") or message.target.queue_name,
@@ -117,11 +120,6 @@ class DramatiqForwarder(RoutingForwarder):
 
             pika.BlockingConnection(parameters).close()
 
-    def _broker_priority(self, priority: int) -> int | None:
-        """From 0 to the maximum of the broker: RabbitMQ has nothing below none."""
-        most: int | None = getattr(self.broker, "max_priority", None)
-        return None if most is None or priority == 0 else max(0, -(-priority * most // HIGHEST_PRIORITY))
-
     def _warn_of_unconfirmed_messages(self) -> None:
         if not self._has_warned and getattr(self.broker, "confirm_delivery", True) is False:
             log.warning(
@@ -136,7 +134,7 @@ class DramatiqForwarder(RoutingForwarder):
     def _adopting(self, forwarded: Forwarded, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            message = self._watch.take(forwarded.target.actor_name)
+            message = self.deliveries.take(forwarded.target.actor_name)
             if message is None:  # called by hand, or sent past Fairlane
                 return function(*args, **kwargs)
             delivery = self._begun(message)
@@ -146,9 +144,13 @@ class DramatiqForwarder(RoutingForwarder):
             except BaseException as error:
                 if forwarded.retries == "engine" and not isinstance(error, Signal):
                     # Whether Dramatiq tries again it says later, to the middleware.
-                    self._watch.expect_an_end(message, delivery)
+                    self.deliveries.retryable[message.options[HEADER]] = delivery
                     raise
-                self._fail(delivery, message, error)
+                if isinstance(error, dramatiq.errors.Retry):
+                    delay = None if error.delay is None else timedelta(milliseconds=error.delay)
+                    error = Retry(delay, reason=str(error))
+                throws = message.options.get("throws") or forwarded.target.options.get("throws") or ()
+                self.deliveries.failed_sync(delivery, error, is_final=isinstance(error, throws))
                 raise _skipped(message, "it failed, and Fairlane says how it goes on") from None
             self.deliveries.done_sync(delivery, value)
             return self._returned(message, value)
@@ -171,17 +173,10 @@ class DramatiqForwarder(RoutingForwarder):
         with contextlib.suppress(SkipMessage):
             self.deliveries.failed_sync(self._begun(message), Dead("Dramatiq has set its message aside unread"))
 
-    def _fail(self, delivery: Delivery, message: Any, error: BaseException) -> None:
-        if isinstance(error, dramatiq.errors.Retry):
-            delay = None if error.delay is None else timedelta(milliseconds=error.delay)
-            error = Retry(delay, reason=str(error))
-        throws = message.options.get("throws") or self.broker.get_actor(message.actor_name).options.get("throws") or ()
-        self.deliveries.failed_sync(delivery, error, is_final=isinstance(error, throws))
-
     def _returned(self, message: Any, value: Any) -> Any:
         """What to return to Dramatiq, which warns about every value that it has no use for."""
         actor = self.broker.get_actor(message.actor_name)
-        results = next((each for each in self.broker.middleware if isinstance(each, Results)), None)
+        results = self._middleware(Results)
         by_default = results is not None and actor.options.get("store_results", results.store_results)
         has_use = "pipe_target" in message.options or message.options.get("store_results", by_default)
         return value if has_use else None
@@ -190,29 +185,25 @@ class DramatiqForwarder(RoutingForwarder):
 
     def _enqueue(self, message: Any, *, delay: int | None = None) -> Any:
         """`broker.enqueue`, which every message goes through; routed messages are stored by Fairlane."""
-        if (delivery := self._watch.retried(message)) is not None:
+        token = message.options.get(HEADER, "")
+        if (delivery := self.deliveries.retryable.pop(token, None)) is not None:
             # The last line of the traceback that Dramatiq keeps with a message that it retries.
             lines = (message.options.get("traceback") or "retried by Dramatiq").strip().splitlines()
             self.deliveries.retried_sync(delivery, lines[-1], timedelta(milliseconds=delay or 0))
             return message
-        task = self.routed(message.actor_name)
-        if task is None and HEADER in message.options:  # a copy of one that was delivered
-            task = self.forwarded[self.names[message.actor_name][0]].task
-        if task is None:
+        if (task := self.routed(message.actor_name, is_copy=bool(token))) is None:
             return self._publish(message, delay=delay)
         options = {name: value for name, value in message.options.items() if name != HEADER}
-        self.forwarded[task.name].refuse(options.keys() & OF_RETRIES, "Dramatiq", "actor")
+        self.forwarded[task.name].refuse(options.keys() & OF_RETRIES)
         using: dict[str, Any] = {} if delay is None else {"delay": timedelta(milliseconds=delay)}
         if (priority := options.pop("broker_priority", None)) is not None:
             most = getattr(self.broker, "max_priority", None) or HIGHEST_PRIORITY
             using["priority"] = min(HIGHEST_PRIORITY, priority * HIGHEST_PRIORITY // most)
-        own = {"options": options, "id": message.message_id, "queue": message.queue_name}
-        try:
-            text = json.dumps(own)
-        except (TypeError, ValueError) as error:
-            raise unwritable(task.name, options, json.dumps, error) from error
-        routed = RoutedCall(message.args, message.kwargs, using, message.message_id, text, options)
-        job = self.enqueue_routed_blocking(task, routed)
+        id = message.message_id
+        own = written(task.name, {"options": options, "id": id, "queue": message.queue_name}, options)
+        job = self.enqueue_routed_blocking(
+            task, message.args, message.kwargs, id=id, own=own, using=using, options=options
+        )
         if (queue := self._queues.get(task.queue)) is not None:
             message = message.copy(queue_name=queue)  # its result is looked up under this
         # There may already be a job with the same unique key.
@@ -230,45 +221,28 @@ class _Watch(Middleware):
 
     def __init__(self, forwarder: DramatiqForwarder) -> None:
         self._forwarder = forwarder
-        self._here = threading.local()
-
-    def take(self, actor: str) -> Any | None:
-        """The message of this thread, if it is a forwarded one for that actor; once."""
-        message, self._here.message = getattr(self._here, "message", None), None
-        return message if message is not None and message.actor_name == actor else None
-
-    def expect_an_end(self, message: Any, delivery: Delivery) -> None:
-        self._here.ending = message.message_id, delivery
-
-    def retried(self, message: Any) -> Delivery | None:
-        """The job that has just failed here, if this is Dramatiq's retry of it; once."""
-        ending: tuple[str, Delivery] | None = getattr(self._here, "ending", None)
-        if ending is None or message.message_id != ending[0]:
-            return None
-        self._here.ending = None
-        return ending[1]
+        self._deliveries = forwarder.deliveries
 
     def before_worker_boot(self, broker: Any, worker: Any) -> None:
         """Called when modules are imported, before the worker consumes anything."""
         self._forwarder.route_registered()
 
     def before_process_message(self, broker: Any, message: Any) -> None:
-        self._here.ending = None
-        self._here.message = message if HEADER in message.options else None
-        if self._here.message is not None:
+        is_forwarded = HEADER in message.options
+        self._deliveries.processes(message.actor_name, message if is_forwarded else None)
+        if is_forwarded:
             self._forwarder.routed(message.actor_name)  # it may have been declared after the worker had started
 
     def after_process_message(
         self, broker: Any, message: Any, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        self._here.message = None
-        ending, self._here.ending = getattr(self._here, "ending", None), None
-        if ending is not None and exception is not None:
+        self._deliveries.take()
+        delivery = self._deliveries.retryable.pop(message.options.get(HEADER, ""), None)
+        if delivery is not None and exception is not None:
             # Dramatiq has given up, and dead-letters the message.
-            self._forwarder.deliveries.failed_sync(ending[1], exception, is_final=True)
+            self._deliveries.failed_sync(delivery, exception, is_final=True)
 
     def after_skip_message(self, broker: Any, message: Any) -> None:
-        untaken, self._here.message, self._here.ending = getattr(self._here, "message", None), None, None
-        if untaken is not None and message.failed:
+        if self._deliveries.take() is not None and message.failed:
             # It never reached its actor, and Dramatiq has dead-lettered it: it may have been too old.
             self._forwarder.set_aside(message)

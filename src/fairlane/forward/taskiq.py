@@ -16,9 +16,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from fairlane.errors import ConfigurationError, FairlaneError, Signal
-from fairlane.forward.delivery import Delivery
-from fairlane.forward.forwarder import Forwarded, RoutedCall, RoutingForwarder, answering, runs_with, unwritable
-from fairlane.forward.messages import HEADER, Message
+from fairlane.forward.delivery import HEADER, Delivery
+from fairlane.forward.forwarder import Forwarded, Forwarder, Message, answering, elsewhere, runs_with, written
 from fairlane.task import is_async
 from fairlane.worker.runs import Stop
 
@@ -51,7 +50,7 @@ OF_RETRIES = {"max_retries", "retry_on_error"}
 """Labels of a message that have no effect if the policy decides on retries."""
 
 
-class TaskiqForwarder(RoutingForwarder):
+class TaskiqForwarder(Forwarder):
     """Lets Taskiq's workers run the jobs of an app. Create it in the module that they import.
 
     A broker of Taskiq is a queue: without `queues=` all messages go to the default queue of the broker.
@@ -66,10 +65,10 @@ class TaskiqForwarder(RoutingForwarder):
         if not isinstance(broker, AsyncBroker):
             raise ConfigurationError(f"TaskiqForwarder is given {broker!r} where a broker of Taskiq belongs")
         self.broker = broker
-        self._watch = _Watch(self)
-        self._watch.set_broker(broker)
+        watch = _Watch(self)
+        watch.set_broker(broker)
         # The first in the list is the last to be called after an error: by then Taskiq has decided on a retry.
-        broker.middlewares.insert(0, self._watch)
+        broker.middlewares.insert(0, watch)
         self._kick = broker.kick
         broker.kick = self._kicked  # type: ignore[assignment,method-assign]
         self._is_publishing: contextvars.ContextVar[bool] = contextvars.ContextVar("is_publishing", default=False)
@@ -79,8 +78,7 @@ class TaskiqForwarder(RoutingForwarder):
     # What Taskiq says.
 
     def name_of(self, target: Any) -> str:
-        name: str = target.task_name
-        return name
+        return str(target.task_name)
 
     def function_of(self, target: Any) -> Callable[..., Any]:
         function: Callable[..., Any] = target.original_func
@@ -102,9 +100,6 @@ class TaskiqForwarder(RoutingForwarder):
         return self.broker.get_all_tasks()
 
     def stand_in(self, name: str) -> Any:
-        def elsewhere(*args: Any, **kwargs: Any) -> None:
-            """Only the name of this task is known here."""
-
         return AsyncTaskiqDecoratedTask(self.broker, name, elsewhere, {})
 
     def install(self, forwarded: Forwarded) -> None:
@@ -113,24 +108,27 @@ class TaskiqForwarder(RoutingForwarder):
         forwarded.target.original_func = wrap(forwarded, function)
 
     async def publish(self, message: Message) -> None:
-        await self._start()
-        self._check_connection()
+        await self._connect()
         labels: dict[str, Any] = dict(message.carried)
         if message.queue is not None:
             labels["queue_name"] = message.queue
         if message.priority:
             labels["priority"] = max(0, message.priority)
+        if message.retries:
+            labels["_retries"] = message.retries
         async with answering():
             if message.own is None:
                 await self._publish_new(message, labels)
-            else:
-                await self._publish_stored(message, message.own, labels)
+                return
+            stored = TaskiqMessage(**{**json.loads(message.own), "args": message.args, "kwargs": message.kwargs})
+            if message.retries:
+                labels["_retries"] += int(stored.labels.get("_retries", 0))
+            whole = stored.model_copy(update={"labels": {**stored.labels, **labels}})
+            await self._kick(self.broker.formatter.dumps(whole))
 
     async def _publish_new(self, message: Message, labels: dict[str, Any]) -> None:
         """Publish a job that was enqueued with Fairlane's API: Taskiq writes its message now."""
         target = message.target
-        if message.retries:
-            labels["_retries"] = message.retries
         kicker: AsyncKicker[..., Any] = AsyncKicker(target.task_name, self.broker, {**target.labels, **labels})
         before = self._is_publishing.set(True)
         try:
@@ -140,35 +138,24 @@ class TaskiqForwarder(RoutingForwarder):
         finally:
             self._is_publishing.reset(before)
 
-    async def _publish_stored(self, message: Message, own: str, labels: dict[str, Any]) -> None:
-        """Publish a routed call, whose message is stored."""
-        stored = TaskiqMessage(**{**json.loads(own), "args": list(message.args), "kwargs": dict(message.kwargs)})
-        if message.retries:
-            labels["_retries"] = int(stored.labels.get("_retries", 0)) + message.retries
-        written = stored.model_copy(update={"labels": {**stored.labels, **labels}})
-        await self._kick(self.broker.formatter.dumps(written))
-
     async def reach(self) -> None:
-        await self._start()
-        self._check_connection()
+        await self._connect()
         if (pool := getattr(self.broker, "connection_pool", None)) is not None:  # Redis, whose start connects nowhere
             from redis.asyncio import Redis
 
             async with answering(), Redis(connection_pool=pool) as client:
                 await client.ping()
 
-    def _check_connection(self) -> None:
-        """Raise if the connection is lost: RabbitMQ's client would make us wait until it has reconnected."""
-        connection = getattr(self.broker, "write_conn", None)
-        if connection is not None and not connection.connected.is_set():
-            raise ConnectionError(f"{connection} is lost")
-
-    async def _start(self) -> None:
-        """Start the broker as a client, if it is not started."""
+    async def _connect(self) -> None:
+        """Start the broker as a client, if it is not started, and raise if its connection is lost: RabbitMQ's client
+        would make us wait until it has reconnected."""
         async with self._starting:
             if not self._has_started:
                 await self.broker.startup()
                 self._has_started = True
+        connection = getattr(self.broker, "write_conn", None)
+        if connection is not None and not connection.connected.is_set():
+            raise ConnectionError(f"{connection} is lost")
 
     async def close(self) -> None:
         await super().close()
@@ -181,12 +168,10 @@ class TaskiqForwarder(RoutingForwarder):
     def _adopting(self, forwarded: Forwarded, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         async def run(*args: Any, **kwargs: Any) -> Any:
-            message = self._watch.take(forwarded.target.task_name)
+            message = self.deliveries.take(forwarded.target.task_name)
             if message is None:  # called by hand, or sent past Fairlane
                 return await function(*args, **kwargs)
-            tasks = self.names[message.task_name]
-            delivery = _ours(await self.deliveries.begin(message.labels[HEADER], tasks, cancellable=True))
-            self._prepare(forwarded, message, delivery)
+            delivery = await self._begun(forwarded, message, cancellable=True)
             try:
                 with delivery.entered():
                     value = await function(*delivery.args, **{**kwargs, **delivery.kwargs})
@@ -204,11 +189,10 @@ class TaskiqForwarder(RoutingForwarder):
     def _adopting_in_a_thread(self, forwarded: Forwarded, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            message = self._watch.take(forwarded.target.task_name)
+            message = self.deliveries.take(forwarded.target.task_name)
             if message is None:
                 return function(*args, **kwargs)
-            delivery = _ours(self.deliveries.begin_sync(message.labels[HEADER], self.names[message.task_name]))
-            self._prepare(forwarded, message, delivery)
+            delivery = self.app.run_blocking(self._begun(forwarded, message))
             try:
                 with delivery.entered():
                     value = function(*delivery.args, **{**kwargs, **delivery.kwargs})
@@ -219,11 +203,16 @@ class TaskiqForwarder(RoutingForwarder):
 
         return run
 
-    def _prepare(self, forwarded: Forwarded, message: TaskiqMessage, delivery: Delivery) -> None:
+    async def _begun(self, forwarded: Forwarded, message: TaskiqMessage, *, cancellable: bool = False) -> Delivery:
+        token = message.labels[HEADER]
+        delivery = await self.deliveries.begin(token, self.names[message.task_name], cancellable=cancellable)
+        if delivery is None:
+            raise NoResultError
         if forwarded.retries == "engine":
-            self._watch.expect_an_end(message, delivery)
+            self.deliveries.retryable[token] = delivery
         else:
             message.labels["retry_on_error"] = False
+        return delivery
 
     async def _raised(
         self, forwarded: Forwarded, message: TaskiqMessage, delivery: Delivery, error: BaseException
@@ -262,37 +251,29 @@ class TaskiqForwarder(RoutingForwarder):
 
     async def _kicked(self, sent: BrokerMessage) -> None:
         """`broker.kick`, which every message goes through; routed messages are stored by Fairlane."""
-        task = None if self._is_publishing.get() else self.routed(sent.task_name)
-        if self._is_publishing.get() or (task is None and HEADER not in sent.labels):
+        token = sent.labels.get(HEADER, "")
+        task = None if self._is_publishing.get() else self.routed(sent.task_name, is_copy=bool(token))
+        if task is None:
             return await self._kick(sent)
         message = self.broker.formatter.loads(sent.message)
-        labels = dict(message.labels)
-        if (delivery := self._watch.retried(labels.pop(HEADER, ""))) is not None:
+        labels = {name: value for name, value in message.labels.items() if name != HEADER}
+        if (delivery := self.deliveries.retryable.pop(token, None)) is not None:
             wait = timedelta(seconds=float(labels.get("delay", 0)))
             return await self.deliveries.retried(delivery, "retried by Taskiq", wait)
-        if task is None:  # a copy of one that was delivered
-            task = self.forwarded[self.names[sent.task_name][0]].task
         own_labels = {name: str(value) for name, value in self.forwarded[task.name].target.labels.items()}
         given = {name for name, value in labels.items() if own_labels.get(name) != str(value)}
-        self.forwarded[task.name].refuse(given & OF_RETRIES, "Taskiq")
+        self.forwarded[task.name].refuse(given & OF_RETRIES)
         using: dict[str, Any] = {}
         if (delay := labels.pop("delay", None)) is not None:
             using["delay"] = timedelta(seconds=float(delay))
         if (priority := labels.pop("priority", None)) is not None:
             using["priority"] = int(priority)
         stored = message.model_copy(update={"labels": labels, "args": [], "kwargs": {}})
-        try:
-            own = json.dumps(stored.model_dump())
-        except (TypeError, ValueError) as error:
-            raise unwritable(task.name, labels, json.dumps, error) from error
-        await self.enqueue_routed(task, RoutedCall(message.args, message.kwargs, using, message.task_id, own, labels))
+        own = written(task.name, stored.model_dump(), labels)
+        await self.enqueue_routed(
+            task, message.args, message.kwargs, id=message.task_id, own=own, using=using, options=labels
+        )
         return None
-
-
-def _ours(delivery: Delivery | None) -> Delivery:
-    if delivery is None:
-        raise NoResultError
-    return delivery
 
 
 class _Kicker(AsyncKicker[Any, Any]):
@@ -313,44 +294,29 @@ class _Watch(TaskiqMiddleware):
     def __init__(self, forwarder: TaskiqForwarder) -> None:
         super().__init__()
         self._forwarder = forwarder
-        self._message: contextvars.ContextVar[TaskiqMessage | None] = contextvars.ContextVar("message", default=None)
-        self._ending: dict[str, Delivery] = {}
-        """What runs here and may be retried by Taskiq, by token."""
+        self._deliveries = forwarder.deliveries
 
     def startup(self) -> None:
         """Called when modules are imported, before the worker listens."""
         self._forwarder.route_registered()
 
-    def take(self, task: str) -> TaskiqMessage | None:
-        """The message of this asyncio task, if it is a forwarded one for that task; once."""
-        message = self._message.get()
-        self._message.set(None)
-        return message if message is not None and message.task_name == task else None
-
-    def expect_an_end(self, message: TaskiqMessage, delivery: Delivery) -> None:
-        self._ending[message.labels[HEADER]] = delivery
-
     async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
         is_forwarded = HEADER in message.labels
         if is_forwarded:
             # In this loop: blocking functions use it from their threads.
-            await self._forwarder.deliveries.open()
-        self._message.set(message if is_forwarded else None)
+            await self._deliveries.open()
+        self._deliveries.processes(message.task_name, message if is_forwarded else None)
         return message
 
-    def retried(self, token: str) -> Delivery | None:
-        """The job that has just failed here, if this is Taskiq's retry of it; once."""
-        return self._ending.pop(token, None)
-
     async def on_error(self, message: TaskiqMessage, result: TaskiqResult[Any], exception: BaseException) -> None:
-        delivery = self._ending.pop(message.labels.get(HEADER, ""), None)
+        delivery = self._deliveries.retryable.pop(message.labels.get(HEADER, ""), None)
         if delivery is None or isinstance(exception, NoResultError):
             return
         if isinstance(result.error, NoResultError):
             # It is retried through a schedule source: as a separate job, once that sends it.
-            await self._forwarder.deliveries.done(delivery, None)
+            await self._deliveries.done(delivery, None)
         else:
-            await self._forwarder.deliveries.failed(delivery, exception, is_final=True)
+            await self._deliveries.failed(delivery, exception, is_final=True)
 
     async def post_execute(self, message: TaskiqMessage, result: TaskiqResult[Any]) -> None:
-        self._ending.pop(message.labels.get(HEADER, ""), None)
+        self._deliveries.retryable.pop(message.labels.get(HEADER, ""), None)

@@ -1,1 +1,1 @@
-"""Fairlane inside of the frameworks that programs are built with: a module for each, named after it."""
+"""Fairlane inside the frameworks that programs are built with: a module for each, named after it."""

@@ -5,14 +5,12 @@ Migrations are recorded as by `fairlane migrate`: workers accept them, and each 
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import MutableMapping
 from contextlib import closing
-from functools import cache
 from typing import Any, Protocol
 
 from fairlane.errors import ConfigurationError
-from fairlane.integrations.extras import missing
+from fairlane.integrations.extras import missing, tables_on_sqlite
 from fairlane.store.migrations import single_statements
 from fairlane.store.scripts import Schema
 
@@ -77,27 +75,9 @@ def include_object(
 def _is_ours_on_sqlite(table: Table) -> bool:
     # On SQLite our tables have plain names, such as `jobs`, which a program on PostgreSQL may use for its own. The
     # columns show whose table it is; one list may be longer if the file is from another version of Fairlane.
-    ours = _tables_on_sqlite().get(table.name)
+    ours = tables_on_sqlite().get(table.name)
     found = {column.name for column in table.columns}
     return table.schema is None and ours is not None and (found <= ours or ours <= found)
-
-
-@cache
-def _tables_on_sqlite() -> dict[str, set[str]]:
-    """The columns of each of our tables, as the migrations make them."""
-    tables: dict[str, set[str]] = {}
-    with closing(sqlite3.connect(":memory:")) as scratch:
-        scratch.executescript(Schema.of("sqlite").script())
-        for table, column in scratch.execute(_COLUMNS):
-            tables.setdefault(table, set()).add(column)
-    return tables
-
-
-_COLUMNS = """
-select made.name, columns.name
-from sqlite_schema made, pragma_table_info(made.name) columns
-where made.type = 'table'
-"""
 
 
 def _run_on_postgres(connection: Connection, script: str) -> None:

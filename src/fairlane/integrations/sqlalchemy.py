@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
 from weakref import WeakKeyDictionary
 
 from fairlane.errors import ConfigurationError
@@ -22,6 +21,7 @@ try:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, SessionTransaction, scoped_session
     from sqlalchemy.util import await_only
+    from sqlalchemy.util.concurrency import in_greenlet
 except ImportError as error:
     raise missing("sqlalchemy", error) from error
 
@@ -34,9 +34,9 @@ Place = Engine | AsyncEngine | Connection | AsyncConnection | URL | str
 
 # fmt: off
 UNDERSTOOD = {
-    "database", "dbname", "gsslib", "krbsrvname", "options", "passfile", "password", "service", "sslcert", "sslcrl",
-    "sslkey", "sslmode", "sslnegotiation", "sslpassword", "sslrootcert", "ssl_max_protocol_version",
-    "ssl_min_protocol_version", "target_session_attrs", "user",
+    "database", "dbname", "gsslib", "host", "krbsrvname", "options", "passfile", "password", "port", "service",
+    "sslcert", "sslcrl", "sslkey", "sslmode", "sslnegotiation", "sslpassword", "sslrootcert",
+    "ssl_max_protocol_version", "ssl_min_protocol_version", "target_session_attrs", "user",
 }
 """Parameters of libpq that our driver understands as well."""
 OWN_AFFAIRS = {
@@ -91,8 +91,10 @@ def _sqlite(url: URL) -> str:
 
 
 def _postgres(url: URL) -> str:
-    given = {name: [value] if isinstance(value, str) else list(value) for name, value in url.query.items()}
-    hosts = _hosts(url, given.pop("host", []), given.pop("port", []))
+    given = {name: value if isinstance(value, str) else value[-1] for name, value in url.query.items()}
+    for name in ("host", "port"):  # of which there may be several
+        if isinstance(values := url.query.get(name), tuple):
+            given[name] = ",".join(values)
     if "ssl" in given:  # the name of asyncpg's argument, which SQLAlchemy passes on
         given["sslmode"] = given.pop("ssl")
     if strange := sorted(given.keys() - UNDERSTOOD - OWN_AFFAIRS):
@@ -100,35 +102,8 @@ def _postgres(url: URL) -> str:
             f"{strange[0]!r} in the URL of this engine means nothing to asyncpg, with which Fairlane connects; write "
             "its URL yourself: App('postgresql://user@host/database')"
         )
-    login = "" if url.username is None else _quoted(url.username)
-    if url.password is not None:
-        login += f":{_quoted(str(url.password))}"
-    query = urlencode({name: values[-1] for name, values in given.items() if name in UNDERSTOOD}, quote_via=quote)
-    database = "" if url.database is None else f"/{_quoted(url.database)}"
-    return f"postgresql://{login}{'@' if login else ''}{hosts}{database}{'?' if query else ''}{query}"
-
-
-def _hosts(url: URL, named: Sequence[str], ports: Sequence[str]) -> str:
-    """The hosts of the URL, or the folder of a Unix socket; in its query there may be several."""
-    if url.host:
-        return _host(url.host, str(url.port or ""))
-    listed = [part for each in named for part in each.split(",")]
-    of_each = [part for each in ports for part in each.split(",")] or [str(url.port or "")]
-    if len(of_each) == 1:
-        of_each *= len(listed)
-    return ",".join(_host(host, port) for host, port in zip(listed, of_each, strict=True))
-
-
-def _host(host: str, port: str) -> str:
-    name, colon, own = host.rpartition(":")
-    if colon and own.isdigit() and not host.startswith("/") and ":" not in name:
-        host, port = name, own
-    shown = f"[{host}]" if ":" in host and not host.startswith(("/", "[")) else _quoted(host, "[]:")
-    return f"{shown}:{port}" if port else shown
-
-
-def _quoted(text: str, safe: str = "") -> str:
-    return quote(text, safe=safe)
+    query = {name: value for name, value in given.items() if name in UNDERSTOOD}
+    return url.set(drivername="postgresql", query=query).render_as_string(hide_password=False)
 
 
 # Enqueueing after the commit, where the jobs are in another database.
@@ -145,9 +120,11 @@ def enqueue_after_commit(session: AnySession, *calls: Call[Any]) -> None:
             raise ConfigurationError(f"enqueue_after_commit takes calls, task.call(…), not a {type(call).__name__}")
         if call.options.tx is not None:
             raise ConfigurationError(f"{call!r} names a transaction of its own, with tx=; enqueue it there")
-    if isinstance(session, Session | scoped_session) and _is_in_event_loop() and not _is_in_greenlet():
+    # As `AsyncSession.run_sync` does, SQLAlchemy may run this for async code.
+    is_for_async_code = "greenlet" in sys.modules and in_greenlet()
+    if isinstance(session, Session | scoped_session) and _is_in_event_loop() and not is_for_async_code:
         raise ConfigurationError(
-            "enqueue_after_commit: a Session that commits inside of an event loop blocks it; use an AsyncSession"
+            "enqueue_after_commit: a Session that commits inside an event loop blocks it; use an AsyncSession"
         )
     found: Any = session() if isinstance(session, scoped_session | async_scoped_session) else session
     blocking: Session = found.sync_session if isinstance(found, AsyncSession) else found
@@ -225,12 +202,3 @@ def _is_in_event_loop() -> bool:
         asyncio.get_running_loop()
         return True
     return False
-
-
-def _is_in_greenlet() -> bool:
-    """Whether SQLAlchemy runs this for async code, as `AsyncSession.run_sync` does."""
-    if "greenlet" not in sys.modules:
-        return False
-    from sqlalchemy.util.concurrency import in_greenlet
-
-    return in_greenlet()

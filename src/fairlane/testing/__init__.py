@@ -1,4 +1,4 @@
-"""What a program that uses Fairlane needs in its own tests: no waiting, no server, no chance."""
+"""For the tests of programs that use Fairlane: no waiting, no server, no randomness."""
 
 from fairlane.clock import ManualClock
 from fairlane.testing.jobs import (

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -25,15 +26,15 @@ from fairlane.parameters import checked, shown
 from fairlane.policy.keys import canonical_keys
 from fairlane.policy.partitions import parse_partition
 from fairlane.queue import partitions_served
-from fairlane.scheduler.settlement import Settlement
+from fairlane.scheduler.settlement import Outcome, Settlement
 from fairlane.store.operators import JobFilter
-from fairlane.store.protocol import Claimed, Listener, Store, WorkerIdentity
+from fairlane.store.protocol import Listener, Store, WorkerIdentity
 from fairlane.task import Call, Enqueued, Task
 from fairlane.waits import Outage, StoreTime
 from fairlane.worker.claims import QueueSlots, Slots
-from fairlane.worker.execution import Execution
+from fairlane.worker.execution import Execution, Run
 from fairlane.worker.options import WorkerOptions
-from fairlane.worker.runs import Enqueue, JobContext, Middleware, Next, Settling, current_run
+from fairlane.worker.runs import Enqueue, Middleware, Settling, current_run
 from fairlane.worker.runtime import Program
 
 LEASE = timedelta(days=1)
@@ -122,11 +123,11 @@ async def _bounded(
             return await runner.run(advance, until)
     except TimeoutError:
         raise TimeoutError(
-            f"after {timeout:g} s there is still something to run: {runner.told()}; is it waiting for something that "
-            f"never comes, or for a clock that stands still? Give timeout= if it only takes long"
+            f"after {timeout:g} s there is still something to run: {runner.unfinished()}; is it waiting for something "
+            f"that never comes, or for a clock that stands still? Give timeout= if it only takes long"
         ) from None
     finally:
-        await runner.close()
+        await runner.stop()
 
 
 def _manual(app: App, what: str) -> ManualClock:
@@ -138,30 +139,27 @@ def _manual(app: App, what: str) -> ManualClock:
     return app.clock
 
 
-class Runner:
+class Runner(Execution):
     """Claims, runs and settles in rounds."""
 
     def __init__(self, app: App, store: Store, stamp: Stamp, slots: Slots, schedules: Collection[str]) -> None:
-        name = f"test:{app!r}"
-        self._app = app
-        self._schedules = schedules
-        self._store = store
-        self._slots = slots
-        self._watch = _Watch()
-        self._identity = WorkerIdentity(uuid4(), name)
-        self._settling = Settling(store, Outage())
         program = Program(
             store=store,
             registry=app.registry,
             clock=app.clock,
             stamp=stamp,
             max_result=app.max_payload,
-            middlewares=[self._watch, *app.middlewares],
+            middlewares=app.middlewares,
         )
-        self._execution = Execution(program, slots, StoreTime(app.clock), self._ended)
+        super().__init__(program, slots, StoreTime(app.clock), self._ended)
+        self._app = app
+        self._schedules = schedules
+        self._identity = WorkerIdentity(uuid4(), f"test:{app!r}")
+        self._settling = Settling(store, Outage())
         self._settler = asyncio.create_task(self._settling.run())
         self._claims: dict[UUID, Claim] = {}
-        self._ran: list[Ran] = []
+        self._raised: dict[UUID, BaseException | None] = {}
+        self._attempts: list[Ran] = []
         self._listener: Listener | None = None
         self._hearing: asyncio.Task[bool] | None = None
         self._next_due: Instant | None = None
@@ -170,54 +168,61 @@ class Runner:
     async def run(self, advance: bool, until: Instant | None) -> list[Ran]:
         while True:
             look_again = await self._start_all()
-            if self._execution.running:
+            if self.running:
                 await self._until_something_happens(look_again)
                 continue
             await self._settling.all_settled()
             if self._has_ended:
                 continue  # a job that has ended may have opened a limit, or enqueued others
             if not advance:
-                return self._ran
+                return self._attempts
             if until is None:
                 # If no job is left, only upkeep is due, such as a lease that is no longer needed.
                 left = (State.SCHEDULED, State.READY, State.RUNNING)
-                pages = [await find_jobs(self._store, JobFilter(state=each), limit=1) for each in left]
+                pages = [await find_jobs(self.store, JobFilter(state=each), limit=1) for each in left]
                 if not any(page.jobs or page.after for page in pages):
-                    return self._ran
+                    return self._attempts
             if not self._move_on(until):
-                return self._ran
+                return self._attempts
 
     async def _start_all(self) -> bool:
         """Start what can start now. Returns whether a job may have been missed."""
         self._has_ended = False
-        self._next_due = (await self._store.reap()).next_due
-        if self._schedules and (slot := await self._app.fire_schedules(self._schedules)) is not None:
-            self._next_due = min(slot, self._next_due or slot)
+        due = [(await self.store.reap()).next_due]
+        if self._schedules:
+            due.append(await self._app.fire_schedules(self._schedules))
         look_again = False
         for queue in list(self._slots.queues.values()):
             while (room := self._slots.room(queue)) > 0:
-                claimed = await self._claim(queue, room)
+                begin_by = self._now() + microseconds(LEASE)
+                asked = partial(self._slots.room, queue)
+                claimed = await self.store.claim(
+                    queue.name, asked, worker=self._identity, lease=LEASE, listener=self._listener
+                )
+                self._claims.update((each.id, each) for each in claimed.claims)
+                self._slots.note_claimed(queue, len(claimed.claims), claimed.vtime)
+                self.start(queue, claimed.claims, begin_by)
                 look_again = look_again or claimed.look_again
-                if claimed.next_due is not None:
-                    self._next_due = min(claimed.next_due, self._next_due or claimed.next_due)
+                due.append(claimed.next_due)
                 if len(claimed.claims) < room and not claimed.more:
                     break
+        self._next_due = min((each for each in due if each is not None), default=None)
         return look_again
 
-    async def _claim(self, queue: QueueSlots, room: int) -> Claimed:
-        begin_by = self._app.clock.monotonic() + microseconds(LEASE)
-        claimed = await self._store.claim(
-            queue.name, lambda: room, worker=self._identity, lease=LEASE, listener=self._listener
-        )
-        self._claims.update((each.id, each) for each in claimed.claims)
-        self._slots.note_claimed(queue, len(claimed.claims), claimed.vtime)
-        self._execution.start(queue, claimed.claims, begin_by)
-        return claimed
+    def _end(
+        self,
+        run: Run,
+        outcome: Outcome | None,
+        error: BaseException | None = None,
+        settlement: Settlement | None = None,
+    ) -> Settlement | None:
+        self._raised[run.claim.id] = error
+        return super()._end(run, outcome, error, settlement)
 
     def _ended(self, settlement: Settlement, queue: QueueSlots, *, may_be_settled: bool = False) -> None:
         claim = self._claims.pop(settlement.job)
         self._has_ended = True
-        self._ran.append(
+        self._attempts.append(
             Ran(
                 job=claim.id,
                 task=claim.task,
@@ -225,7 +230,7 @@ class Runner:
                 outcome=settlement.outcome,
                 state=settlement.to,
                 error=settlement.error,
-                raised=self._watch.raised.pop(claim.id, None),
+                raised=self._raised.pop(claim.id, None),
             )
         )
         self._settling.add(settlement, queue, may_be_settled=may_be_settled)
@@ -234,10 +239,10 @@ class Runner:
         """Wait until a run ends or a job is enqueued: a task may wait for the result of another one."""
         if self._hearing is None:
             # From now on claims register this listener; jobs that arrived before are found by the next claim.
-            self._listener = self._listener or await self._store.listen(self._identity)
+            self._listener = self._listener or await self.store.listen(self._identity)
             self._hearing = asyncio.create_task(self._listener.wait(None))
             return
-        running = [run.handle for run in self._execution.running if run.handle is not None]
+        running = [run.handle for run in self.running if run.handle is not None]
         done, _ = await asyncio.wait(
             [*running, self._hearing],
             return_when=asyncio.FIRST_COMPLETED,
@@ -260,34 +265,20 @@ class Runner:
         clock.set(max(due, now + 1))
         return True
 
-    def told(self) -> str:
+    def unfinished(self) -> str:
         """What still runs, for an error message."""
-        running = [f"job {run.claim.id} ({run.claim.task})" for run in self._execution.running]
+        running = [f"job {run.claim.id} ({run.claim.task})" for run in self.running]
         return ", ".join(running) or "jobs that are enqueued faster than they run"
 
-    async def close(self) -> None:
-        tasks = [self._settler, *(run.handle for run in self._execution.running if run.handle is not None)]
-        tasks += [self._hearing] if self._hearing is not None else []  # type: ignore[list-item]
+    async def stop(self) -> None:
+        tasks: list[asyncio.Task[Any]] = [self._settler, *([] if self._hearing is None else [self._hearing])]
+        tasks += [run.handle for run in self.running if run.handle is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._execution.close()
+        self.close()
         if self._listener is not None:
             await self._listener.close()
-
-
-class _Watch(Middleware):
-    """Records what tasks raise."""
-
-    def __init__(self) -> None:
-        self.raised: dict[UUID, BaseException] = {}
-
-    async def around_run(self, job: JobContext, run: Next) -> Any:
-        try:
-            return await run()
-        except BaseException as error:
-            self.raised[job.id] = error
-            raise
 
 
 @checked()
@@ -421,13 +412,13 @@ async def assert_enqueued(
     options = {"queue": queue, "priority": priority, "keys": keys, "state": None if state is None else str(state)}
     beside = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
     what = repr(expected) if isinstance(expected, Call) else task.name
-    many = "no job" if not fitting else f"{len(fitting)} job{'s' * (len(fitting) > 1)}"
-    asked = "" if count is None else f", where {count} should be"
+    asked = "at least 1" if count is None else str(count)
     jobs = await enqueued_jobs(app)
-    listed = "".join(f"\n  {job!r}" for job in jobs[:SHOWN])
+    listed = "".join(f"\n  {job!r}" for job in jobs[:SHOWN]) or " none"
     more = f"\n  and {len(jobs) - SHOWN} more" if len(jobs) > SHOWN else ""
-    told = f"enqueued were:{listed}{more}" if jobs else "nothing was enqueued at all"
-    raise AssertionError(f"{many} of {what}{beside} enqueued{asked}; {told}")
+    raise AssertionError(
+        f"jobs of {what}{beside}: {len(fitting)} enqueued, expected {asked}; all enqueued jobs:{listed}{more}"
+    )
 
 
 def _check_queue(app: App, queue: object) -> None:

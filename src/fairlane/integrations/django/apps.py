@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
-import sqlite3
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -22,7 +20,8 @@ from django.utils.module_loading import module_has_submodule
 
 from fairlane.errors import ConfigurationError, FairlaneError, SchemaError
 from fairlane.integrations.django.project import IN_MEMORY, DjangoApp, is_under_test, load_settings, project_app
-from fairlane.store.scripts import Schema
+from fairlane.integrations.extras import tables_on_sqlite
+from fairlane.store.protocol import Store
 from fairlane.store.statements import load_statements
 
 OWN = "fairlane.integrations.django"
@@ -46,7 +45,7 @@ class FairlaneConfig(AppConfig):
         try:
             given = load_settings()
         except ConfigurationError:
-            return  # `manage.py check` tells; so does whoever asks for the app
+            return  # `manage.py check` reports it, and asking for the app raises it
         for config in apps.get_app_configs():
             for module in given.task_modules:
                 if config.name != self.name and module_has_submodule(config.module, module):
@@ -60,7 +59,7 @@ class FairlaneConfig(AppConfig):
         connection_created.connect(on_connected, dispatch_uid="fairlane")
 
 
-def check_settings(app_configs: object = None, **told: Any) -> list[checks.CheckMessage]:
+def check_settings(app_configs: object = None, **named: Any) -> list[checks.CheckMessage]:
     """FAIRLANE, the tasks and queues of the project, and the order of INSTALLED_APPS."""
     try:
         settings = load_settings()
@@ -79,7 +78,10 @@ def check_settings(app_configs: object = None, **told: Any) -> list[checks.Check
                     id="fairlane.W001",
                 )
             )
-    if settings.url is None and _reads_before_it_locks(settings.database):
+    connection = connections[settings.database]
+    mode = str(connection.settings_dict.get("OPTIONS", {}).get("transaction_mode") or "deferred")
+    is_our_file = settings.url is None and connection.vendor == "sqlite" and not connection.is_in_memory_db()
+    if is_our_file and mode.lower() == "deferred":
         found.append(
             checks.Warning(
                 f"on SQLite, a transaction of {settings.database!r} that reads first and enqueues later fails where "
@@ -91,13 +93,7 @@ def check_settings(app_configs: object = None, **told: Any) -> list[checks.Check
     return found
 
 
-def _reads_before_it_locks(database: str) -> bool:
-    connection = connections[database]
-    mode = str(connection.settings_dict.get("OPTIONS", {}).get("transaction_mode") or "deferred")
-    return connection.vendor == "sqlite" and not connection.is_in_memory_db() and mode.lower() == "deferred"
-
-
-def check_schema(databases: Sequence[str] | None = None, **told: Any) -> list[checks.CheckMessage]:
+def check_schema(databases: Sequence[str] | None = None, **named: Any) -> list[checks.CheckMessage]:
     """Whether the schema is up to date: `check --database default`, and before every `migrate`."""
     try:
         app = project_app()
@@ -106,7 +102,7 @@ def check_schema(databases: Sequence[str] | None = None, **told: Any) -> list[ch
     if app.settings.database not in (databases or ()) or app.settings.address().startswith("sqlite:"):
         return []  # a SQLite file is brought up to date whenever it is opened, and looking must not change it
     try:
-        app.run_blocking(_look(app))
+        app.run_blocking(_open(app.make_store()))
     except SchemaError as error:
         return [checks.Warning(str(error), hint="Run `manage.py migrate`.", id="fairlane.W002")]
     except FairlaneError as error:
@@ -114,15 +110,14 @@ def check_schema(databases: Sequence[str] | None = None, **told: Any) -> list[ch
     return []
 
 
-async def _look(app: Any) -> None:
-    store = app.make_store()
+async def _open(store: Store) -> None:
     try:
         await store.open()
     finally:
         await store.close()
 
 
-def on_migrated(using: str, verbosity: int = 1, stdout: Any = None, **told: Any) -> None:
+def on_migrated(using: str, verbosity: int = 1, stdout: Any = None, **named: Any) -> None:
     """After `migrate`: bring the schema up to date. After `flush`, which a test ends with, leave no job behind."""
     app = project_app()
     if using != (app.settings.database if app.settings.url is None else DEFAULT_DB_ALIAS):
@@ -131,7 +126,7 @@ def on_migrated(using: str, verbosity: int = 1, stdout: Any = None, **told: Any)
         return
     if is_under_test():
         _let_go_before_the_end(app, connections[using].creation)
-    if "plan" in told:
+    if "plan" in named:
         for name in asyncio.run(app.migrate()) if app.settings.address() != IN_MEMORY else ():
             if verbosity >= 1 and stdout is not None:
                 stdout.write(f"  Applying {LABEL}.{name}... OK")
@@ -140,30 +135,27 @@ def on_migrated(using: str, verbosity: int = 1, stdout: Any = None, **told: Any)
     _open_on_sqlite(app, connections[using])
 
 
-def on_connected(connection: Any, **told: Any) -> None:
+def on_connected(connection: Any, **named: Any) -> None:
     """Before Django's first transaction on a SQLite file that has been migrated: open the app."""
     app = project_app()
-    if connection.alias == app.settings.database and connection.vendor == "sqlite" and not app.is_open:
-        with connection.cursor() as cursor:
-            cursor.execute(STATEMENTS["has_schema_on_sqlite"])
-            (has_schema,) = cursor.fetchone()
-        if has_schema:
-            _open_on_sqlite(app, connection)
+    is_its_file = connection.alias == app.settings.database and connection.vendor == "sqlite"
+    if is_its_file and not app.is_open and {"gates", "lanes"} <= set(connection.introspection.table_names()):
+        _open_on_sqlite(app, connection)
 
 
 def _open_on_sqlite(app: DjangoApp, connection: Any) -> None:
-    """Opening declares queues, and there is one writer: inside of a transaction of Django's it would wait in vain."""
+    """Opening declares queues, and there is one writer: inside a transaction of Django's it would wait for ever."""
     if connection.vendor != "sqlite" or app.settings.url is not None or app.settings.address() == IN_MEMORY:
         return
     try:
         app.run_blocking(app.opened())
     except FairlaneError as error:
-        # Django's own work does not depend on it; whoever enqueues is told again.
+        # Django's own work does not depend on it; an enqueue raises it again.
         log.warning("the queues of this project could not be declared yet: %s", error)
 
 
 def _let_go_before_the_end(app: DjangoApp, creation: Any) -> None:
-    """A database that somebody is connected to cannot be dropped, and Django tells nobody that it is about to."""
+    """Close the app before Django drops its test database: one with open connections cannot be dropped."""
     destroy: Callable[..., Any] = creation.destroy_test_db
     if getattr(destroy, "lets_fairlane_go", False):
         return
@@ -183,17 +175,12 @@ def _forget_all_jobs(app: DjangoApp, using: str) -> None:
         return
     connection = connections[using]
     if connection.vendor == "sqlite":
-        tables = _sqlite_tables()
+        # The one row of `positions` came with the schema, and jobs are numbered by it.
+        kept = ("migrations", "positions")
+        tables = [name for name in tables_on_sqlite() if name not in kept and not name.startswith("sqlite_")]
     else:
         with connection.cursor() as cursor:
             cursor.execute(STATEMENTS["tables_on_postgresql"])
             tables = [name for (name,) in cursor.fetchall()]
     with connection.constraint_checks_disabled():
         connection.ops.execute_sql_flush(connection.ops.sql_flush(no_style(), tables))
-
-
-@functools.cache
-def _sqlite_tables() -> list[str]:
-    with contextlib.closing(sqlite3.connect(":memory:")) as empty:
-        empty.executescript(Schema.of("sqlite").script())
-        return [name for (name,) in empty.execute(STATEMENTS["tables_on_sqlite"])]

@@ -1,4 +1,4 @@
-"""The dashboard beside a Django site, in one ASGI application: whoever is staff there is let in here."""
+"""The dashboard beside a Django site, in one ASGI application: staff of the site may see it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = ["staff_of", "with_dashboard"]
 def with_dashboard(site: ASGIApp, *, authorize: Authorize | None = None) -> ASGIApp:
     """Django's ASGI application, and the dashboard at FAIRLANE['DASHBOARD_URL'].
 
-    By Django's session, staff may look and superusers may act; who is neither is sent to the admin's login. `authorize`
-    says otherwise, and keeps out whom it does not know.
+    By Django's session, staff may look and superusers may act; others are sent to the admin's login. With `authorize`,
+    that decides instead.
     """
     app = project_app()
     address = app.settings.dashboard_url
     if address is None:
-        raise ConfigurationError("where is the dashboard to be? Write FAIRLANE['DASHBOARD_URL'] = '/fairlane/'")
-    # Nobody knows this token. It signs forms, and every process of the site makes the same of Django's own secret.
+        raise ConfigurationError("with_dashboard: no path is set; write FAIRLANE['DASHBOARD_URL'] = '/fairlane/'")
+    # This token is never shown. It signs forms, and every process of the site derives it from Django's own secret.
     token = salted_hmac("fairlane.dashboard", "forms", algorithm="sha256").hexdigest()
     login_url = _login_of_the_admin() if authorize is None else None
     dashboard = create_dashboard(app, token=token, authorize=authorize or staff_of, login_url=login_url)
@@ -49,7 +49,7 @@ def with_dashboard(site: ASGIApp, *, authorize: Authorize | None = None) -> ASGI
 
 
 def _login_of_the_admin() -> str | None:
-    """It knows who is staff, and what to say to others. None: the site has no admin."""
+    """The URL of the admin's login; `None` if the site has no admin."""
     try:
         login: str = reverse("admin:login")
         return login
@@ -58,7 +58,7 @@ def _login_of_the_admin() -> str | None:
 
 
 async def staff_of(request: Request) -> Visitor | None:
-    """Who is logged in at Django's site, if they are staff."""
+    """The person who is logged in at Django's site, if they are staff."""
     return await sync_to_async(_staff_of)(request.cookies.get(django_settings.SESSION_COOKIE_NAME))
 
 

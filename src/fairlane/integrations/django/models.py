@@ -1,1 +1,1 @@
-"""No models: Fairlane keeps its own schema. Django tells only apps that have this module of a finished `migrate`."""
+"""No models: Fairlane keeps its own schema. Django sends `post_migrate` only to apps that have this module."""

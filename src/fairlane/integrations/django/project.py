@@ -1,7 +1,7 @@
 """The app of a Django project: its database is Django's, and so are its transactions.
 
 A Django process has many event loops: one that serves, one for each async view under WSGI, one for each async test, and
-none in a view that is not async. So the app lives in a loop of its own, and whoever asks from another one is served
+none in a view that is not async. So the app lives in a loop of its own, and calls from other loops are served
 there. In a worker that is the worker's loop.
 """
 
@@ -35,7 +35,7 @@ from fairlane.loop_thread import ask_caller, is_blocking_call
 from fairlane.queue import Connection
 from fairlane.store.caller_transactions import is_a
 from fairlane.store.protocol import Store
-from fairlane.task import Call, Enqueued, Foreseen, Job, Progress, Registry, Task
+from fairlane.task import Call, Enqueued, Foreseen, Job, Registry, Task
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.runs import JobContext, Middleware, Next, current_run
 from fairlane.worker.worker import Worker
@@ -152,21 +152,19 @@ def _postgres(alias: str, given: Mapping[str, Any]) -> str:
             f"Django's database {alias!r} is named by a service file, which Fairlane does not read; write its address "
             "into FAIRLANE['URL'] (and FAIRLANE['ENQUEUE'] = 'in_transaction', as it is the same database)"
         )
+    asked = {name: str(options[name]) for name in PASSED_ON if name in options}
     login = quote(str(given.get("USER") or ""), safe="")
     if given.get("PASSWORD"):
         login += f":{quote(str(given['PASSWORD']), safe='')}"
-    asked = {name: str(options[name]) for name in PASSED_ON if name in options}
-    host, port = str(given.get("HOST") or ""), str(given.get("PORT") or "")
-    if host.startswith("/"):  # the folder of a socket
-        asked["host"] = host
-        if port:
-            asked["port"] = port
-        host = port = ""
-    elif ":" in host:
-        host = f"[{host}]"
-    place = f"{host}:{port}" if port else host
-    address = f"postgresql://{login}{'@' if login else ''}{place}/{quote(str(given.get('NAME') or ''), safe='')}"
-    return f"{address}?{urlencode(asked)}" if asked else address
+    place, port = str(given.get("HOST") or ""), str(given.get("PORT") or "")
+    if place.startswith("/"):  # the folder of a socket
+        asked |= {"host": place, "port": port} if port else {"host": place}
+        place = port = ""
+    if ":" in place:
+        place = f"[{place}]"
+    place += f":{port}" if port else ""
+    database, query = quote(str(given.get("NAME") or ""), safe=""), urlencode(asked)
+    return f"postgresql://{login}{'@' if login else ''}{place}/{database}{'?' if query else ''}{query}"
 
 
 def is_under_test() -> bool:
@@ -328,39 +326,24 @@ class DjangoApp(App):
     async def foresee(self, call: Call[R]) -> Foreseen:
         return await run_in(self._home(), super().foresee(call))
 
-    # What an enqueue does inside of `transaction.atomic()`.
+    # What an enqueue does inside `transaction.atomic()`.
 
-    async def enqueue_one(self, call: Call[R]) -> Job[R]:
-        async def store(tx: Any) -> Job[R]:
-            return await App.enqueue_one(self, call if tx is None else call.using(tx=tx))
-
-        async def later() -> Job[R]:
-            (named,) = await self._named([call])
-            await self._on_commit(lambda: self.run_blocking(App.enqueue_one(self, named)))
-            return Job(cast(Any, named.options.id), self)
-
-        job = await self._as_django_does(call.options.tx, store, later)
-        self._tell([call])
-        return job
-
-    async def _store_calls(
-        self, listed: list[Call[R]], tx: Any, progress: Progress | None = None, *, pace: bool = False
+    async def _wrapped(
+        self, calls: Sequence[Call[R]], tx: Any, store: Callable[[Sequence[Call[R]], Any], Awaitable[Enqueued[R]]]
     ) -> Enqueued[R]:
-        async def store(lent: Any) -> Enqueued[R]:
-            return await App._store_calls(self, listed, lent, progress, pace=pace)
+        async def now(lent: Any) -> Enqueued[R]:
+            in_it = calls if lent is None else [call.using(tx=lent) for call in calls]
+            return await App._wrapped(self, in_it, lent, store)
 
         async def later() -> Enqueued[R]:
-            named = await self._named(listed)
-            await self._on_commit(lambda: self.run_blocking(App._store_calls(self, named, None, progress, pace=pace)))
+            named = await self._named(calls)
+            await self._on_commit(lambda: self.run_blocking(App._wrapped(self, named, None, store)))
             return Enqueued(Job(cast(Any, call.options.id), self) for call in named)
 
-        enqueued = await self._as_django_does(tx, store, later)
-        self._tell(listed)
-        return enqueued
-
-    def _tell(self, calls: Sequence[Call[Any]]) -> None:
+        enqueued = await self._as_django_does(tx, now, later)
         for capture in self.captures:
             capture(calls)
+        return enqueued
 
     async def _as_django_does(
         self, tx: Any, store: Callable[[Any], Awaitable[T]], later: Callable[[], Awaitable[T]]

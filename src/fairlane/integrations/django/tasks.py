@@ -24,7 +24,7 @@ from fairlane.app import DEFAULT_QUEUE
 from fairlane.clock import Instant, as_datetime
 from fairlane.errors import Dead, JobNotFound, Retry, Snooze, UnknownQueue
 from fairlane.integrations.django.project import DjangoApp, project_app
-from fairlane.job import AttemptRecord, JobRecord, State
+from fairlane.job import State
 from fairlane.policy.partitions import parse_partition
 from fairlane.task import Task
 from fairlane.worker.runs import context
@@ -128,21 +128,16 @@ class FairlaneBackend(BaseTaskBackend):
         task = _imported(record.task)
         if task is None or task.backend != self.alias:
             raise _exceptions.TaskResultDoesNotExist(result_id)
-        return self._told(task, self._registered(task), record, attempts)
-
-    def _told(self, task: Any, known: Task[..., Any], record: JobRecord, attempts: Sequence[AttemptRecord]) -> Any:
+        known = self._registered(task)
         args, kwargs = known.codec.decode_call(record.payload)
         queue, _ = parse_partition(record.queue) or (record.queue, 0)
-        is_over = record.state.is_final
         result = _base.TaskResult(
-            task=task.using(
-                priority=record.priority, queue_name=queue, run_after=_moment(record.due_at) if record.due_at else None
-            ),
+            task=task.using(priority=record.priority, queue_name=queue, run_after=_moment(record.due_at)),
             id=str(record.id),
             status=STATUSES[record.state],
             enqueued_at=_moment(record.enqueued_at),
             started_at=_moment(attempts[0].claimed_at) if attempts else None,
-            finished_at=_moment(record.finished_at) if is_over and record.finished_at else None,
+            finished_at=_moment(record.finished_at) if record.state.is_final else None,
             last_attempted_at=_moment(attempts[-1].claimed_at) if attempts else None,
             args=list(args),
             kwargs=kwargs,
@@ -167,7 +162,7 @@ class FairlaneBackend(BaseTaskBackend):
                 name=name,
                 queue=task.queue_name,
                 max_attempts=self.max_attempts,
-                # What a task raises is the end of it, as the framework has it. A worker that is lost is not its fault.
+                # In the framework an exception ends a task. A lost worker is not its fault, and it runs again.
                 retry_on=self.retry_on,
                 priority=task.priority,
             )(_runner(self, task))
@@ -189,16 +184,25 @@ def _runner(backend: FairlaneBackend, task: Any) -> Callable[..., Any]:
     def arguments(result: Any, args: Sequence[Any]) -> Sequence[Any]:
         return (_base.TaskContext(task_result=result), *args) if task.takes_context else args
 
+    def ended(result: Any, error: Exception | None = None, value: Any = None) -> Any:
+        """The result as it will be once this run is settled; `None` if the task runs again."""
+        if error is not None and backend.will_go_on(error):
+            return None
+        object.__setattr__(result, "finished_at", _moment(project_app().clock.now()))
+        object.__setattr__(result, "status", Status.SUCCESSFUL if error is None else Status.FAILED)
+        object.__setattr__(result, "_return_value", value)
+        return result
+
     async def run_async(*args: Any, **kwargs: Any) -> Any:
         result = await backend.looked_up(str(context().id))
         await _signals.task_started.asend(sender, task_result=result)
         try:
             value = _normalize(await function(*arguments(result, args), **kwargs))
         except Exception as error:
-            if not backend.will_go_on(error):
-                await _signals.task_finished.asend(sender, task_result=_ended(result, error))
+            if (end := ended(result, error)) is not None:
+                await _signals.task_finished.asend(sender, task_result=end)
             raise
-        await _signals.task_finished.asend(sender, task_result=_ended(result, None, value))
+        await _signals.task_finished.asend(sender, task_result=ended(result, value=value))
         return value
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -207,26 +211,18 @@ def _runner(backend: FairlaneBackend, task: Any) -> Callable[..., Any]:
         try:
             value = _normalize(function(*arguments(result, args), **kwargs))
         except Exception as error:
-            if not backend.will_go_on(error):
-                _signals.task_finished.send(sender, task_result=_ended(result, error))
+            if (end := ended(result, error)) is not None:
+                _signals.task_finished.send(sender, task_result=end)
             raise
-        _signals.task_finished.send(sender, task_result=_ended(result, None, value))
+        _signals.task_finished.send(sender, task_result=ended(result, value=value))
         return value
 
     runner: Any = run_async if inspect.iscoroutinefunction(function) else run
     runner.__module__, runner.__qualname__, runner.__name__ = function.__module__, function.__qualname__, task.name
-    # Arguments are what JSON says, as with every backend: annotations promise nothing here. Keys come from their names.
+    # Arguments arrive as plain JSON, as with every backend: annotations are ignored. Keys come from parameter names.
     parameters = list(inspect.signature(function).parameters.values())[1 if task.takes_context else 0 :]
     runner.__signature__ = inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in parameters])
     return runner  # type: ignore[no-any-return]
-
-
-def _ended(result: Any, error: Exception | None, value: Any = None) -> Any:
-    """The result as it will be once this run is settled."""
-    object.__setattr__(result, "finished_at", _moment(project_app().clock.now()))
-    object.__setattr__(result, "status", Status.SUCCESSFUL if error is None else Status.FAILED)
-    object.__setattr__(result, "_return_value", value)
-    return result
 
 
 def _error(text: str) -> Any:
@@ -252,7 +248,9 @@ def _aware(moment: datetime) -> datetime:
     return moment if timezone.is_aware(moment) else timezone.make_aware(moment)
 
 
-def _moment(instant: Instant) -> datetime:
+def _moment(instant: Instant | None) -> datetime | None:
+    if not instant:
+        return None
     moment = as_datetime(instant)
     return moment if django_settings.USE_TZ else timezone.make_naive(moment)
 

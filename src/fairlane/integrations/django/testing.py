@@ -1,4 +1,4 @@
-"""What tests of a Django project ask: what was enqueued, and now run it."""
+"""For tests of a Django project: capture what is enqueued, and run it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run_jobs(*, concurrency: int = 1, **options: Any) -> list[Ran]:
     app = project_app()
     if connections[app.settings.database].in_atomic_block:
         raise ConfigurationError(
-            "run_jobs: this test is inside of a transaction, and no job of it can run before that commits; use a "
+            "run_jobs: this test is inside a transaction, and no job of it can run before that commits; use a "
             "TransactionTestCase, or captured_calls() to see what was enqueued"
         )
     with _in_threads(app):

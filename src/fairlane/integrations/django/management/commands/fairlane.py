@@ -12,57 +12,39 @@ from typing import Any
 import click
 from django.core.management.base import BaseCommand, CommandParser
 
-from fairlane.cli.program import COMMANDS, program
+from fairlane.cli.program import program
 
 APP = "fairlane.integrations.django:app"
 DJANGO_OPTIONS = ("--settings", "--pythonpath")
-HELP = """\
-examples:
-  manage.py fairlane worker --concurrency 20
-  manage.py fairlane status
-  manage.py fairlane jobs list --state dead
-  manage.py fairlane explain --queue orders
-  manage.py fairlane worker --help
-
-commands:
-"""
 
 
 class Command(BaseCommand):
-    """Django's options stand before the command of Fairlane, and those of Fairlane behind it."""
+    """Options of Django come before the command of Fairlane, and options of Fairlane after it."""
 
-    help = "Run a command of Fairlane on the queues of this project: worker, status, explain, jobs, doctor, …"
+    help = (
+        "Run a command of Fairlane on the queues of this project: worker, status, explain, jobs, doctor, … "
+        "Without a command, all are listed; `manage.py fairlane worker --help` is about one."
+    )
     requires_system_checks: Sequence[str] = ()
 
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        told = "\n".join(f"  {name:<12} {summary}" for name, (_, summary) in sorted(COMMANDS.items()))
-        return super().create_parser(
-            prog_name,
-            subcommand,
-            epilog=f"{HELP}{told}\n",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            **kwargs,
-        )
-
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="COMMAND …", help="what Fairlane is to do")
+        parser.add_argument(
+            "arguments", nargs=argparse.REMAINDER, metavar="COMMAND …", help="a command of Fairlane, with its options"
+        )
 
     def handle(self, *given: str, arguments: Sequence[str] = (), **options: Any) -> None:
         words = list(_without_django_options([*given, *arguments]))
-        if not words:
-            self.stdout.write(self.create_parser("manage.py", "fairlane").format_help())
-            return
         _let_children_import()
         with self._writing():
             try:
-                program.main(args=_with_app(words), prog_name="manage.py fairlane")
+                program.main(args=_with_app(words) or ["--help"], prog_name="manage.py fairlane")
             except SystemExit as end:
                 if end.code:
                     raise
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """To where `call_command(…, stdout=…)` wants it."""
+        """Write to the `stdout` that `call_command` was given."""
         if self.stdout._out is sys.stdout:
             yield
         else:
@@ -71,7 +53,7 @@ class Command(BaseCommand):
 
 
 def _with_app(words: Sequence[str]) -> list[str]:
-    """The words with the app put where the command takes it, unless a database is named."""
+    """The words, with the app where the command takes it, unless a database is named."""
     command: click.Command = program
     depth = 0
     while isinstance(command, click.Group) and depth < len(words) and words[depth] in command.commands:
@@ -85,7 +67,7 @@ def _with_app(words: Sequence[str]) -> list[str]:
 
 
 def _without_django_options(words: Sequence[str]) -> Iterator[str]:
-    """Django has read these already, wherever they stood."""
+    """Leave out options of Django, which it has already read."""
     coming = iter(words)
     for word in coming:
         if word in DJANGO_OPTIONS:
@@ -95,7 +77,7 @@ def _without_django_options(words: Sequence[str]) -> Iterator[str]:
 
 
 def _let_children_import() -> None:
-    """Worker processes are started as programs of their own: let them find what this one was started with."""
+    """Let worker processes, which are programs of their own, import what this process can."""
     here = os.path.dirname(os.path.abspath(sys.argv[0]))
     found = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if os.path.basename(sys.argv[0]) == "manage.py" and here not in found:
