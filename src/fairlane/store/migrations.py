@@ -2,6 +2,8 @@
 
 A migration is a file `migrations/0001_first.sql` inside the package of its store. Once released it never changes:
 its checksum is stored with it, and a database that was built from another text is refused, not guessed at.
+Functions are in one file, `functions.sql`, which is applied again with the newest migration: to change a function is to
+edit it there and to add a migration, which may hold nothing else.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 import msgspec
 
 from fairlane.errors import SchemaError, SchemaOutOfDate, SchemaTooNew
+from fairlane.job import State
 
+_STATES = {f"{{{state}}}": str(int(state)) for state in State}
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql\Z")
 
 
@@ -36,7 +41,7 @@ def _load(package: str) -> tuple[Migration, ...]:
     for file in files(package).joinpath("migrations").iterdir():
         if (match := _FILE.match(file.name)) is None:
             continue
-        sql = file.read_text(encoding="utf-8")
+        sql = read_sql(file)
         number = int(match[1])
         if number in found:
             raise SchemaError(f"{package}: {found[number].name} and {file.name} have the same number; renumber one")
@@ -45,6 +50,11 @@ def _load(package: str) -> tuple[Migration, ...]:
     if numbers != list(range(1, len(numbers) + 1)):
         raise SchemaError(f"{package}: its migrations are numbered {numbers}; number them from 1 without a gap")
     return tuple(found[number] for number in numbers)
+
+
+def read_sql(file: Traversable) -> str:
+    """The text of a `.sql` file, in which `{ready}` stands for the number of that state (see `job.State`)."""
+    return re.sub(r"\{[a-z]+\}", lambda named: _STATES.get(named[0], named[0]), file.read_text(encoding="utf-8"))
 
 
 def single_statements(script: str) -> list[str]:
@@ -61,6 +71,13 @@ def single_statements(script: str) -> list[str]:
 def load_migrations(package: str) -> list[Migration]:
     """The migrations in the folder `migrations` of a store's package (`"fairlane.store.sqlite"`), in order."""
     return list(_load(package))
+
+
+@cache
+def load_functions(package: str) -> str:
+    """The functions of a store's schema, to be created or replaced. SQLite has none."""
+    file = files(package).joinpath("functions.sql")
+    return read_sql(file) if file.is_file() else ""
 
 
 def pending(migrations: Sequence[Migration], applied: Mapping[int, str]) -> list[Migration]:

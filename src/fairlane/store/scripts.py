@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairlane.errors import ConfigurationError, SchemaError
-from fairlane.store.migrations import Migration, load_migrations, pending, require_current
+from fairlane.store.migrations import Migration, load_functions, load_migrations, pending, require_current
 from fairlane.store.procedures import Procedure, Query, Script, query, snapshot, transaction
 from fairlane.store.statements import load_statements
 
@@ -106,7 +106,10 @@ class Schema:
         # Numbers, file names and checksums of our own package: nothing here comes from a user.
         values = f"({migration.number}, '{migration.name}', '{migration.checksum}')"
         recorded = f"insert into {_RECORDS[self.package]} (number, name, checksum)\nvalues {values};"
-        return f"-- migration {migration.name}\n{migration.sql.rstrip()}\n\n{recorded}"
+        parts = [f"-- migration {migration.name}", migration.sql.strip()]
+        if migration.number == self.newest:
+            parts.append(load_functions(self.package).strip())
+        return "\n\n".join([*filter(None, parts), recorded])
 
     def _statement(self, name: str) -> str:
         return load_statements(self.package, "queries.sql")[name]

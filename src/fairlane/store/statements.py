@@ -6,18 +6,18 @@ import re
 from functools import cache
 from importlib.resources import files
 
-from fairlane.store.migrations import load_migrations
+from fairlane.store.migrations import load_functions, read_sql
 
 _NAME = re.compile(r"^-- (name|part): ([a-z_]+)(?: = (.+))?\s*$", re.MULTILINE)
 
 
 @cache
-def load_functions(package: str, *names: str) -> dict[str, str]:
-    """The bodies of functions of a store's schema, as its last migration that defines each has it: a statement that
-    the database carries out by itself and is also sent is written once."""
-    schema = "\n".join(migration.sql for migration in load_migrations(package))
+def load_bodies(package: str, *names: str) -> dict[str, str]:
+    """The bodies of functions of a store's schema: a statement that the database carries out by itself and is also sent
+    is written once."""
+    functions = load_functions(package)
     return {
-        name: re.findall(rf"function fairlane\.{name}\(.*?\nas \$\$\n(.*?)\n\$\$;", schema, re.DOTALL)[-1]
+        name: re.findall(rf"function fairlane\.{name}\(.*?\nas \$\$\n(.*?)\n\$\$;", functions, re.DOTALL)[0]
         for name in names
     }
 
@@ -32,7 +32,7 @@ def load_statements(package: str, *names: str) -> dict[str, str]:
     statements: dict[str, str] = {}
     parts: dict[str, str] = {}
     for name in names:
-        pieces = iter(_NAME.split(files(package).joinpath(name).read_text(encoding="utf-8"))[1:])
+        pieces = iter(_NAME.split(read_sql(files(package).joinpath(name)))[1:])
         waiting: list[tuple[str, str]] = []
         for kind, key, it, piece in zip(pieces, pieces, pieces, pieces, strict=True):
             body = piece.strip()

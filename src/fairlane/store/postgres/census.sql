@@ -15,7 +15,7 @@ from (
     cross join lateral (
         select j.lane, j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task)::text as keys
         from fairlane.jobs j
-        where j.id = held.id and j.queue_id = $1 and j.state = 2
+        where j.id = held.id and j.queue_id = $1 and j.state = {running}
         limit 1
     ) j
     union all
@@ -42,7 +42,7 @@ from (
         cross join lateral (
             select j.queue_id, j.shared
             from fairlane.jobs j
-            where j.id = held.id and j.state = 2 and j.shared is not null
+            where j.id = held.id and j.state = {running} and j.shared is not null
             limit 1
         ) j
         cross join unnest(j.shared) as s (gate)

@@ -85,7 +85,7 @@ placed as materialized (
 ),
 joined as (
     update fairlane.jobs j
-    set state = 1, due_at = null, position = p.position, ready_at = p.ready_at, keeps_place = false
+    set state = {ready}, due_at = null, position = p.position, ready_at = p.ready_at, keeps_place = false
     from placed p
     where j.id = any (array[p.id])
     returning j.lane, j.priority, j.position, j.ready_at, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys,
@@ -104,7 +104,7 @@ order by min(position)
 cross join lateral (
     select j.ctid as place, j.position, j.ready_at
     from fairlane.jobs j
-    where j.lane = h.lane and j.position >= h.floor and j.state = 1
+    where j.lane = h.lane and j.position >= h.floor and j.state = {ready}
     order by j.position
     limit h.count
 ) j
@@ -152,7 +152,7 @@ from fairlane.forced x
 cross join lateral (
     select j.lane, j.ctid as place, j.position, j.ready_at
     from fairlane.jobs j
-    where j.id = x.job and j.state = 1
+    where j.id = x.job and j.state = {ready}
     limit 1
 ) j
 where x.queue_id = $1::integer
@@ -163,7 +163,7 @@ limit $2::integer
 -- Those that do not wait any more, for whatever reason.
 delete from fairlane.forced x
 where x.queue_id = $1::integer
-  and not exists (select from fairlane.jobs j where j.id = x.job and j.state < 2)
+  and not exists (select from fairlane.jobs j where j.id = x.job and j.state < {running})
 
 -- name: put_overrides
 insert into fairlane.overrides (queue_id, id, document)
@@ -226,18 +226,18 @@ found as materialized (
 hurried as (
     update fairlane.jobs j
     set due_at = fairlane.instant($1::bigint)
-    where j.id = any (array(select id from found where state = 0)) and j.state = 0
+    where j.id = any (array(select id from found where state = {scheduled})) and j.state = {scheduled}
 ),
 forced as (
     insert into fairlane.forced (job, queue_id)
     select id, queue_id
     from found
-    where state < 2
+    where state < {running}
     on conflict (job) do nothing
 ),
 woken as (
     select sum(fairlane.nudge(f.queue_id, f.jobs)) as told
-    from (select queue_id, count(*) as jobs from found where state < 2 group by queue_id) f
+    from (select queue_id, count(*) as jobs from found where state < {running} group by queue_id) f
 )
 select found.id, found.state, woken.told
 from found, woken

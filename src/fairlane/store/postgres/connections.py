@@ -28,7 +28,7 @@ from fairlane.errors import ConfigurationError, StoreUnavailable
 from fairlane.store.boards import UNKNOWN, Expected, QueueClock, QueueTime, Witness
 from fairlane.store.faults import Fault, of_sqlstate, remedy_for
 from fairlane.store.procedures import Each, Many, Procedure, Query, Question, Rows, Script, Some, Whole
-from fairlane.store.statements import load_functions, load_statements
+from fairlane.store.statements import load_bodies, load_statements
 
 Connection: TypeAlias = "asyncpg.Connection[Any] | PoolConnectionProxy[Any]"
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ STATEMENTS = load_statements(
     "sums.sql",
     "stats.sql",
     "health.sql",
-) | load_functions("fairlane.store.postgres", "store_job", "cancel_job")
+) | load_bodies("fairlane.store.postgres", "store_job", "cancel_job")
 
 T = TypeVar("T")
 Asked = TypeVar("Asked")

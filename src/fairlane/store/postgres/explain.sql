@@ -15,7 +15,7 @@ select count(*)
 from (
     select
     from fairlane.jobs j
-    where j.lane = $1::bytea and j.position >= $2::bigint and j.position < $3::bigint and j.state = 1
+    where j.lane = $1::bytea and j.position >= $2::bigint and j.position < $3::bigint and j.state = {ready}
     limit $4::integer
 ) ahead
 
@@ -45,7 +45,7 @@ from (
 cross join lateral (
     select j.*
     from fairlane.jobs j
-    where j.id = held.id and j.lease = held.lease and j.state = 2
+    where j.id = held.id and j.lease = held.lease and j.state = {running}
     limit 1
 ) j
 

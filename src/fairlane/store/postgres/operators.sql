@@ -71,7 +71,7 @@ cross join lateral (
     where j.id = g.id and j.finished_at is not null
     limit 1
 ) j
-join fairlane.finished f on f.is_dead::integer = any (array[(j.state = 4)::integer]) and f.at = any (array[j.finished_at])
+join fairlane.finished f on f.is_dead::integer = any (array[(j.state = {dead})::integer]) and f.at = any (array[j.finished_at])
 where g.id = any (f.jobs)
 order by f.id
 for update of f
@@ -104,7 +104,7 @@ placed as materialized (
         case when $3::bigint > 0 then clock.now + $3 end as due
     from given g
     cross join clock
-    where g.state in (4, 5)
+    where g.state in ({dead}, {cancelled})
 ),
 remembered as (
     insert into fairlane.attempts (job, lease, attempt, claimed_at, ended_at, worker, outcome, error)
@@ -114,7 +114,7 @@ remembered as (
 ),
 back as (
     update fairlane.jobs j
-    set state = case when p.due is null then 1 else 0 end, position = p.place, ready_at = p.now, due_at = p.due,
+    set state = case when p.due is null then {ready} else {scheduled} end, position = p.place, ready_at = p.now, due_at = p.due,
         attempt = 0, suspicion = 0, replays = j.replays + 1, cancel_requested = false, claimed_at = null, finished_at = null,
         lease = null, charge = null, worker = null, outcome = null, error = null, result = null, progress = null,
         progress_message = null
@@ -128,7 +128,7 @@ rung as (
     select queue_id, lane, priority, (array_agg(keys))[1], count(*), min(position), min(ready_at),
         (array_agg(given order by given_by desc) filter (where given is not null))[1], max(given_by)
     from back
-    where state = 1
+    where state = {ready}
     group by queue_id, lane, priority
     order by min(position)
 ),
@@ -136,7 +136,7 @@ rung as (
 woken as (
     select sum(fairlane.nudge(wanted.queue_id, wanted.most)) as told
     from (
-        select queue_id, count(*) filter (where state = 1) + least(1, count(*) filter (where state = 0)) as most
+        select queue_id, count(*) filter (where state = {ready}) + least(1, count(*) filter (where state = {scheduled})) as most
         from back
         group by queue_id
     ) wanted
@@ -216,7 +216,7 @@ given as materialized (
 removed as (
     delete from fairlane.jobs j
     using given g
-    where j.id = any (array[g.id]) and g.state > 2
+    where j.id = any (array[g.id]) and g.state > {running}
     returning j.id
 )
 select id, state
@@ -242,7 +242,7 @@ hurried as (
     set due_at = least(j.due_at, clock.now)
     from given g
     cross join clock
-    where j.id = any (array[g.id]) and g.state = 0
+    where j.id = any (array[g.id]) and g.state = {scheduled}
     returning j.queue_id
 ),
 woken as (

@@ -24,7 +24,7 @@ leaving as materialized (
     cross join lateral (
         select j.id, j.queue_id, j.lane
         from fairlane.jobs j
-        where j.lane = u.lane and j.position >= u.floor and j.state = 1
+        where j.lane = u.lane and j.position >= u.floor and j.state = {ready}
         order by j.position
         limit u.most
         for update
@@ -34,7 +34,7 @@ moved as (
     update fairlane.jobs j
     set queue_id = l.to_queue, lane = l.to_lane
     from leaving l
-    where j.id = any (array[l.id]) and j.state = 1
+    where j.id = any (array[l.id]) and j.state = {ready}
     returning j.id, l.queue_id as from_queue, l.lane as from_lane, j.queue_id, j.lane, j.priority, j.position, j.ready_at,
         fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys, j.given, j.given_by
 ),
@@ -80,7 +80,7 @@ moved as (
     update fairlane.jobs j
     set queue_id = l.to_queue, lane = l.to_lane
     from leaving l
-    where j.id = any (array[l.id]) and j.state = 0
+    where j.id = any (array[l.id]) and j.state = {scheduled}
     returning j.id, l.queue_id as from_queue, l.lane as from_lane, j.queue_id, j.lane, j.priority, j.position, j.ready_at,
         j.keeps_place, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys
 ),

@@ -142,7 +142,7 @@ placed as (
 stored as (
     insert into fairlane.jobs (id, position, enqueued_at, ready_at, queue_id, max_attempts, priority, state, lane, task,
         keys, lane_keys, payload, due_at, on_dead, given, given_by, context)
-    select id, position, now, now, queue_id, max_attempts, priority, case when due_at is null then 1 else 0 end, lane, task,
+    select id, position, now, now, queue_id, max_attempts, priority, case when due_at is null then {ready} else {scheduled} end, lane, task,
         keys::jsonb, lane_keys::jsonb, payload, due_at, on_dead, given, case when given is not null then position end, context
     from placed
     returning queue_id, lane, priority, position, ready_at, state, fairlane.keys_of_lane(lane_keys, keys, task) as keys,
@@ -151,18 +151,18 @@ stored as (
 rung as (
     -- A job that is due later rings for its numbers alone: they hold from now on.
     insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given, given_by)
-    select queue_id, lane, priority, (array_agg(keys))[1], count(*) filter (where state = 1),
-        coalesce(min(position) filter (where state = 1), min(position)), min(ready_at),
+    select queue_id, lane, priority, (array_agg(keys))[1], count(*) filter (where state = {ready}),
+        coalesce(min(position) filter (where state = {ready}), min(position)), min(ready_at),
         (array_agg(given order by position desc) filter (where given is not null))[1],
         max(position) filter (where given is not null)
     from stored
-    where state = 1 or given is not null
+    where state = {ready} or given is not null
     group by queue_id, lane, priority
     order by min(position)
 ),
 -- One waiter for each job that can start, and one to hold the timer of those that are due later.
 wanted as (
-    select queue_id, count(*) filter (where state = 1) + least(1, count(*) filter (where state = 0)) as most
+    select queue_id, count(*) filter (where state = {ready}) + least(1, count(*) filter (where state = {scheduled})) as most
     from stored
     group by queue_id
 )
@@ -262,7 +262,7 @@ on conflict (id) do update set id = excluded.id
 -- The keys that these jobs ask for when they are put back, in the order of their enqueue.
 select u.job, u.key, u.until, substring(sha256(j.payload) for 16) as digest
 from fairlane.unique_jobs u
-cross join lateral (select j.payload from fairlane.jobs j where j.id = u.job and j.state > 3 limit 1) j
+cross join lateral (select j.payload from fairlane.jobs j where j.id = u.job and j.state > {done} limit 1) j
 where u.job = any ($1::uuid[])
 order by u.job
 
@@ -312,16 +312,16 @@ ended as (
         outcome = case when j.cancel_requested then g.outcome_if_cancelled else g.outcome end,
         attempt = case when g.counts_attempt then j.attempt else j.attempt - 1 end,
         suspicion = g.suspicion,
-        finished_at = case when case when j.cancel_requested then g.state_if_cancelled else g.state end > 2 then g.now end,
-        due_at = case when case when j.cancel_requested then g.state_if_cancelled else g.state end = 0
+        finished_at = case when case when j.cancel_requested then g.state_if_cancelled else g.state end > {running} then g.now end,
+        due_at = case when case when j.cancel_requested then g.state_if_cancelled else g.state end = {scheduled}
             then g.now + coalesce(g.delay, 0) end,
-        keeps_place = case when j.cancel_requested then g.state_if_cancelled else g.state end = 0,
+        keeps_place = case when j.cancel_requested then g.state_if_cancelled else g.state end = {scheduled},
         -- The lease stays: a settlement that is tried again after a lost connection must recognise its own work.
         lease = case when $4::boolean then null else j.lease end,
         result = g.result,
         error = g.error
     from given g
-    where j.id = any (array[g.id]) and j.lease = g.lease and j.state = 2
+    where j.id = any (array[g.id]) and j.lease = g.lease and j.state = {running}
     returning j.id, j.queue_id, j.lane, j.task, j.shared, j.shared_limits, j.priority, j.position, j.ready_at,
         fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys, j.state, j.claimed_at, j.worker, j.charge, j.lease, j.outcome, j.error, g.ran, g.lag, g.unstarted, g.is_spent, g.is_cut_short, g.now,
         -- Whoever goes on no more because it was asked to stop says nothing about what it called.
@@ -337,7 +337,7 @@ freed as (
         case when bool_or(lags) then array_agg(signal) end
     from (
         select queue_id, lane,
-            (count(*) filter (where state < 2))::integer as kept,
+            (count(*) filter (where state < {running}))::integer as kept,
             (count(*) filter (where is_cut_short))::integer as lost,
             bool_or(lag is not null) as lags,
             coalesce(sum(coalesce(lag, ran)) filter (where not unstarted), 0)::bigint as signal,
@@ -382,21 +382,21 @@ rung as (
     insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, resumed)
     select queue_id, lane, priority, (array_agg(keys))[1], count(*), min(position), min(ready_at), count(*)
     from ended
-    where state = 1
+    where state = {ready}
     group by queue_id, lane, priority
 ),
 remembered as (
     insert into fairlane.attempts (job, lease, attempt, claimed_at, ended_at, worker, outcome, error)
     select id, lease, attempt, claimed_at, now, worker, outcome, error
     from ended
-    where state < 2
+    where state < {running}
 ),
 filed as (
     insert into fairlane.finished (is_dead, at, jobs)
-    select state = 4, now, array_agg(id)
+    select state = {dead}, now, array_agg(id)
     from ended
-    where state > 2
-    group by state = 4, now
+    where state > {running}
+    group by state = {dead}, now
 ),
 -- Skipping what is locked: the reaper locks a lease before its jobs, we come from the jobs.
 dropped as (
@@ -413,8 +413,8 @@ woken as (
     select sum(fairlane.nudge(back.queue_id, back.ready + back.due + case when $4 or stopped.ready > 0 then 1 else 0 end))
         as told
     from (
-        select queue_id, count(*) filter (where state = 1) as ready,
-            least(1, count(*) filter (where state = 0)) as due
+        select queue_id, count(*) filter (where state = {ready}) as ready,
+            least(1, count(*) filter (where state = {scheduled})) as due
         from ended
         group by queue_id
         union all
@@ -440,7 +440,7 @@ select
         else array(select id from given except select id from ended) end as lost,
     woken.told,
     case when exists (select from fairlane.result_listeners l where l.waiter >= '00000000-0000-0000-0000-000000000000')
-        then fairlane.announce(array(select id from ended where state > 2)) end as announced
+        then fairlane.announce(array(select id from ended where state > {running})) end as announced
 from woken
 
 -- name: settle_done
@@ -467,7 +467,7 @@ select fairlane.announce($1::uuid[])
 -- Of these claims, the jobs that a settlement under the same lease has ended.
 select g.id
 from unnest($1::uuid[], $2::uuid[]) as g (id, lease)
-where (select j.lease = g.lease and j.state <> 2 from fairlane.jobs j where j.id = g.id)
+where (select j.lease = g.lease and j.state <> {running} from fairlane.jobs j where j.id = g.id)
    or (select true from fairlane.attempts a where a.job = g.id and a.lease = g.lease limit 1)
 
 -- name: renew
@@ -492,7 +492,7 @@ select
 select g.id
 from unnest($1::uuid[], $2::uuid[]) as g (id, lease)
 join fairlane.jobs j on j.id = any (array[g.id])
-where j.lease = g.lease and j.state = 2
+where j.lease = g.lease and j.state = {running}
 
 -- name: lock_expired_leases
 -- A renewal that came first has moved the end away, and this finds the lease no more; one that comes later waits for us
@@ -518,7 +518,7 @@ select j.id, j.lease, j.task, j.attempt, j.max_attempts, j.suspicion, j.claimed_
 from fairlane.leases l
 cross join unnest(l.jobs) as held (id)
 join fairlane.jobs j on j.id = any (array[held.id])
-where l.id = any ($1::uuid[]) and j.lease = l.id and j.state = 2
+where l.id = any ($1::uuid[]) and j.lease = l.id and j.state = {running}
 
 -- name: lock_abandoned
 -- Those of them that nobody else has locked: a handler may have acked in a transaction of its own that is still open.
@@ -526,7 +526,7 @@ select j.id
 from fairlane.leases l
 cross join unnest(l.jobs) as held (id)
 join fairlane.jobs j on j.id = any (array[held.id])
-where l.id = any ($1::uuid[]) and j.lease = l.id and j.state = 2
+where l.id = any ($1::uuid[]) and j.lease = l.id and j.state = {running}
 for no key update of j skip locked
 
 -- name: next_lease_end
@@ -560,7 +560,7 @@ select pg_advisory_lock($1::bigint), fairlane.channel($2::uuid) as channel
 -- name: update_progress
 update fairlane.jobs
 set progress = $3, progress_message = $4
-where id = $1 and lease = $2 and state = 2
+where id = $1 and lease = $2 and state = {running}
 
 -- name: select_job
 select j.id, q.name, j.task, j.state, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.due_at,
@@ -649,7 +649,7 @@ taken as materialized (
 removed as (
     delete from fairlane.jobs j
     using (select unnest(jobs) as id from taken) t
-    where j.id = any (array[t.id]) and (case when $1 then j.state = 4 else j.state in (3, 5) end) and j.finished_at <= $2
+    where j.id = any (array[t.id]) and (case when $1 then j.state = {dead} else j.state in ({done}, {cancelled}) end) and j.finished_at <= $2
     returning j.id
 ),
 emptied as (
@@ -767,7 +767,7 @@ where l.locktype = 'relation'
 -- Of these jobs, those that have ended or are gone.
 select u.job
 from unnest($1::uuid[]) as u (job)
-where coalesce((select j.state > 2 from fairlane.jobs j where j.id = u.job), true)
+where coalesce((select j.state > {running} from fairlane.jobs j where j.id = u.job), true)
 
 -- name: delete_deaf_result_listeners
 with deaf as (
@@ -815,7 +815,7 @@ with inherited as (
 update fairlane.jobs j
 set lease = $2
 from unnest($3) as g (id)
-where j.id = any (array[g.id]) and j.lease = $1 and j.state = 2
+where j.id = any (array[g.id]) and j.lease = $1 and j.state = {running}
 
 -- name: note_error
 update fairlane.jobs
@@ -866,7 +866,7 @@ adopted as (
     update fairlane.jobs j
     set lease = $4::uuid, worker = $6::text
     from (select fairlane.instant($1::bigint) as now) clock
-    where j.id = any (array[$2::uuid]) and j.lease = any (array[$3::uuid, $4]) and j.state = 2
+    where j.id = any (array[$2::uuid]) and j.lease = any (array[$3::uuid, $4]) and j.state = {running}
       and j.task = any ($8::text[])
     returning j.id, j.queue_id, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at,
         j.cancel_requested, j.suspicion, j.claimed_at, clock.now

@@ -224,7 +224,7 @@ from (
 cross join lateral (
     select j.id, j.priority, fairlane.keys_of_lane(j.lane_keys, j.keys, j.task)::text as keys, j.shared
     from fairlane.jobs j
-    where j.id = held.id and j.queue_id = $1 and j.state = 2
+    where j.id = held.id and j.queue_id = $1 and j.state = {running}
     limit 1
     for no key update
 ) j

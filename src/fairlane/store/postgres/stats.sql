@@ -29,7 +29,7 @@ from (
     from fairlane.leases l
     cross join unnest(l.jobs) as held (id)
     cross join lateral (
-        select from fairlane.jobs j where j.id = held.id and j.lease = l.id and j.state = 2 limit 1
+        select from fairlane.jobs j where j.id = held.id and j.lease = l.id and j.state = {running} limit 1
     ) j
     where l.expires_at <= $2::bigint
     limit $3
@@ -58,7 +58,7 @@ select null as name, count(*) as jobs
 from newest
 union all
 select q.name, counted.jobs
-from (select n.queue_id, count(*) as jobs from newest n where n.state = 4 group by n.queue_id) counted
+from (select n.queue_id, count(*) as jobs from newest n where n.state = {dead} group by n.queue_id) counted
 cross join lateral (select q.name from fairlane.queues q where q.id = counted.queue_id limit 1) q
 
 -- part: named_queues

@@ -6,7 +6,7 @@ select j.lane, j.priority, j.lane_keys, count(*)
 from leases l
 cross join json_each(l.jobs) held
 cross join jobs j on j.position = held.value
-where j.queue = ? and j.lease = l.id and j.state = 2
+where j.queue = ? and j.lease = l.id and j.state = {running}
 group by j.lane
 
 -- name: count_held
@@ -33,7 +33,7 @@ from leases l
 cross join json_each(l.jobs) held
 cross join jobs j on j.position = held.value
 join queues on queues.id = j.queue
-where j.lease = l.id and j.state = 2 and j.shared is not null
+where j.lease = l.id and j.state = {running} and j.shared is not null
 
 -- name: select_unfolded_shared
 -- What has been released at the limits that a queue shares, and is not folded.

@@ -14,7 +14,7 @@ select count(*)
 from (
     select 1
     from jobs
-    where lane = ?1 and position >= ?2 and position < ?3 and state = 1
+    where lane = ?1 and position >= ?2 and position < ?3 and state = {ready}
     limit ?4
 )
 
@@ -30,7 +30,7 @@ select jobs.id, jobs.task, jobs.priority, jobs.lane_keys, jobs.worker, jobs.clai
 from leases
 cross join json_each(leases.jobs) as held
 cross join jobs on jobs.position = held.value
-where jobs.queue = ?1 and jobs.lease = leases.id and jobs.state = 2
+where jobs.queue = ?1 and jobs.lease = leases.id and jobs.state = {running}
 limit ?2
 
 -- name: is_forced

@@ -16,7 +16,7 @@ group by lane, priority, lane_keys
 -- name: select_ready_of_lane
 select position, id, ready_at, given, given_by, queue, priority, lane_keys
 from jobs
-where lane = ? and position >= ? and state = 1
+where lane = ? and position >= ? and state = {ready}
 order by position
 limit ?
 

@@ -79,7 +79,7 @@ limit ?
 -- The job joins its lane at the end: it gets a new position. (One that has kept its place, in a sequence or while it was to
 -- run alone, is given that.)
 update jobs
-set position = ?, state = 1, ready_at = ?, due_at = null, keeps_place = 0
+set position = ?, state = {ready}, ready_at = ?, due_at = null, keeps_place = 0
 where position = ?
 
 -- name: select_arrivals
@@ -115,7 +115,7 @@ where queue = ? and id = ?
 -- The first ready jobs of a lane. The floor skips what was served before.
 select position, ready_at
 from jobs
-where lane = ? and position >= ? and state = 1
+where lane = ? and position >= ? and state = {ready}
 order by position
 limit ?
 
@@ -126,7 +126,7 @@ from json_each(?2) as floors
 cross join jobs on jobs.position in (
     select head.position
     from jobs as head
-    where head.lane = substr(?1, 16 * floors.key + 1, 16) and head.position >= floors.value and head.state = 1
+    where head.lane = substr(?1, 16 * floors.key + 1, 16) and head.position >= floors.value and head.state = {ready}
     order by head.position
     limit ?3
 )
@@ -134,22 +134,22 @@ cross join jobs on jobs.position in (
 -- name: claim_jobs
 -- ?1 lease, ?2 worker, ?3 [[position, charge, shared gates, when it starts], …]
 update jobs
-set state = 2, attempt = attempt + 1, claimed_at = starts.claimed_at, lease = ?1, worker = ?2, charge = starts.charge,
+set state = {running}, attempt = attempt + 1, claimed_at = starts.claimed_at, lease = ?1, worker = ?2, charge = starts.charge,
     shared = starts.shared, progress = null, progress_message = null
 from (
     select value ->> 0 as position, value ->> 1 as charge, value ->> 2 as shared, value ->> 3 as claimed_at
     from json_each(?3)
 ) as starts
-where jobs.position = starts.position and state = 1
+where jobs.position = starts.position and state = {ready}
 returning jobs.position, id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested,
     suspicion
 
 -- name: claim_alike
 -- Where they are charged alike, without a row of JSON for each. ?1 when they start, ?2 lease, ?3 worker, ?4 positions, ?5 charge, ?6 shared gates
 update jobs
-set state = 2, attempt = attempt + 1, claimed_at = ?1, lease = ?2, worker = ?3, charge = ?5, shared = ?6,
+set state = {running}, attempt = attempt + 1, claimed_at = ?1, lease = ?2, worker = ?3, charge = ?5, shared = ?6,
     progress = null, progress_message = null
-where position in (select value from json_each(?4)) and state = 1
+where position in (select value from json_each(?4)) and state = {ready}
 returning position, id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested,
     suspicion
 
@@ -170,12 +170,12 @@ from leases
 -- The fence: only the claim that holds this lease finds its job.
 select position, queue, lane, priority, lane_keys, attempt, ready_at, claimed_at, worker, charge, cancel_requested, task, shared
 from jobs
-where id = ? and lease = ? and state = 2
+where id = ? and lease = ? and state = {running}
 
 -- name: select_held
 select id
 from jobs
-where id = ? and lease = ? and state = 2
+where id = ? and lease = ? and state = {running}
 
 -- name: select_claims
 -- The same for many. ?1 how many, ?2 their ids and ?3 their leases, one after the other.
@@ -183,17 +183,17 @@ with recursive numbers (n) as (select 0 union all select n + 1 from numbers wher
 select n, position, queue, lane, claimed_at, charge, task, shared
 from numbers
 cross join jobs on jobs.id = substr(?2, 16 * n + 1, 16)
-where lease = substr(?3, 16 * n + 1, 16) and state = 2
+where lease = substr(?3, 16 * n + 1, 16) and state = {running}
 
 -- name: finish_jobs
 -- Jobs that are done and have no result. ?1 now, ?2 their positions
 update jobs
-set state = 3, finished_at = ?1, error = null, outcome = 'done', result = null, lease = null
+set state = {done}, finished_at = ?1, error = null, outcome = 'done', result = null, lease = null
 where position in (select value from json_each(?2))
 
 -- name: finish_with_result
 update jobs
-set state = 3, finished_at = ?, error = null, outcome = 'done', result = ?, lease = null
+set state = {done}, finished_at = ?, error = null, outcome = 'done', result = ?, lease = null
 where position = ?
 
 -- name: finish_job
@@ -205,12 +205,12 @@ where position = ?
 -- name: sign_settled
 update jobs
 set lease = ?
-where id = ? and state <> 2
+where id = ? and state <> {running}
 
 -- name: is_settled
 select count(*)
 from jobs
-where id = ? and lease = ? and state <> 2
+where id = ? and lease = ? and state <> {running}
 
 -- name: insert_attempt
 insert into attempts (job, attempt, claimed_at, ended_at, worker, outcome, error)
@@ -257,7 +257,7 @@ limit ?
 select id, task, priority, keys, payload, attempt, max_attempts, enqueued_at, cancel_requested, suspicion,
     claimed_at
 from jobs
-where position = ? and lease = ? and state = 2
+where position = ? and lease = ? and state = {running}
 
 -- name: select_state
 select position, queue, lane, priority, lane_keys, state, ready_at, lease, keeps_place
@@ -266,7 +266,7 @@ where id = ?
 
 -- name: cancel_waiting
 update jobs
-set state = 5, finished_at = ?, due_at = null, claimed_at = null, worker = null, outcome = 'cancelled',
+set state = {cancelled}, finished_at = ?, due_at = null, claimed_at = null, worker = null, outcome = 'cancelled',
     cancel_requested = 1, error = ?, keeps_place = 0
 where position = ?
 
@@ -288,7 +288,7 @@ where id = ?
 -- ?1 job, ?2 lease, ?3 how far it is, ?4 in words
 update jobs
 set progress = ?3, progress_message = ?4
-where id = ?1 and lease = ?2 and state = 2
+where id = ?1 and lease = ?2 and state = {running}
 
 -- name: select_job
 select jobs.id, queues.name, task, state, priority, keys, payload, attempt, max_attempts, enqueued_at, due_at, claimed_at,
@@ -413,7 +413,7 @@ values (?, ?, ?)
 select u.key, u.until, j.payload
 from unique_jobs u
 join jobs j on j.id = u.job
-where u.job = ? and j.state > 3
+where u.job = ? and j.state > {done}
 
 -- name: delete_unique_job
 delete from unique_jobs
@@ -471,7 +471,7 @@ limit ?
 
 -- name: has_ended
 -- A job that is not there has ended too, and whoever waits for it must hear of it.
-select not exists (select 1 from jobs where id = ? and state < 3)
+select not exists (select 1 from jobs where id = ? and state < {done})
 
 -- name: register_result_waiter
 insert into result_waiters (job, waiter)
@@ -483,7 +483,7 @@ select exists (select 1 from result_waiters)
 
 -- name: take_result_waiters
 delete from result_waiters
-where job = ? and not exists (select 1 from jobs j where j.id = result_waiters.job and j.state < 3)
+where job = ? and not exists (select 1 from jobs j where j.id = result_waiters.job and j.state < {done})
 returning waiter
 
 -- name: select_result_waiters
@@ -620,7 +620,7 @@ select j.position, j.priority, j.lane_keys, j.shared
 from leases l
 cross join json_each(l.jobs) held
 cross join jobs j on j.position = held.value
-where j.queue = ? and j.lease = l.id and j.state = 2
+where j.queue = ? and j.lease = l.id and j.state = {running}
 
 -- name: mark_shared
 update jobs
@@ -715,14 +715,14 @@ on conflict (job) do nothing
 select jobs.lane, jobs.position, jobs.ready_at
 from forced
 join jobs on jobs.id = forced.job
-where forced.queue = ?1 and jobs.state = 1
+where forced.queue = ?1 and jobs.state = {ready}
 order by jobs.position
 limit ?2
 
 -- name: forget_forced
 -- Those that do not wait any more, for whatever reason.
 delete from forced
-where queue = ? and not exists (select 1 from jobs where jobs.id = forced.job and jobs.state < 2)
+where queue = ? and not exists (select 1 from jobs where jobs.id = forced.job and jobs.state < {running})
 
 
 -- What lands when jobs die.
@@ -791,7 +791,7 @@ select j.id, j.task, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j
     j.suspicion, j.claimed_at, q.name, j.position, j.lease
 from jobs j
 join queues q on q.id = j.queue
-where j.id = ? and j.lease in (?, ?) and j.state = 2
+where j.id = ? and j.lease in (?, ?) and j.state = {running}
 
 -- name: adopt_job
 update jobs

@@ -20,7 +20,7 @@ from (
     from leases
     cross join json_each(leases.jobs) as held
     cross join jobs on jobs.position = held.value
-    where leases.expires_at <= ?2 and jobs.lease = leases.id and jobs.state = 2
+    where leases.expires_at <= ?2 and jobs.lease = leases.id and jobs.state = {running}
     limit ?3
 ) as lapsed
 cross join queues as q on q.id = lapsed.queue
@@ -30,7 +30,7 @@ group by q.name
 -- name: count_newest_dead
 -- Of the newest dead jobs of all queues, how many are whose. ?1 how many
 select q.name, count(*)
-from (select queue from jobs where state = 4 and finished_at is not null order by finished_at desc limit ?1) as d
+from (select queue from jobs where state = {dead} and finished_at is not null order by finished_at desc limit ?1) as d
 cross join queues as q on q.id = d.queue
 group by q.name
 
