@@ -284,6 +284,8 @@ class Flow:
         """The list that has it, and its place there."""
         self.ready: list[Entry] = []
         """Its ready lanes in memory, by order, as they were when the claim began: all of them, if they are `opened`."""
+        self.used = 0
+        """The last change of the board that it had a part in."""
         self.take_over(row, weight)
         self.begin()
 

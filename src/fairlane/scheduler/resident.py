@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
 from math import inf
+from operator import attrgetter
 from typing import TypeVar
 from uuid import UUID
 
@@ -78,17 +79,13 @@ class ResidentBoard:
         self.mark = mark
         self.stored = 0
         """The last change that the tables hold."""
-        self.looked_at = 0
-        """Pieces that plans were given."""
-        self._begin(is_whole=is_whole)
-
-    def _begin(self, *, is_whole: bool) -> None:
-        """Hold nothing."""
         self.flows: dict[bytes, Flow] = {}
         self.lanes: dict[bytes, Lane] = {}
         self.gates: dict[bytes, Gate] = {}
         self.changed: tuple[dict[bytes, int], dict[bytes, int], dict[bytes, int]] = ({}, {}, {})
         """Flows, lanes and gates that differ from the tables, each with the last change that touched it."""
+        self.looked_at = 0
+        """Pieces that plans were given."""
         # Plain lists, kept in order: for tens of thousands of entries that costs less than any tree in Python.
         self._ready: list[Entry] = []
         self._alarms: list[Entry] = []
@@ -101,11 +98,6 @@ class ResidentBoard:
         """Every ready flow before this (virtual time, tie-breaker) is here."""
         self._alarmed: Instant = EVER if is_whole else -1
         """Every gate whose alarm is set for this time or before is here."""
-
-    def shrink(self, most: int = MOST_RESIDENT) -> None:
-        """Let go of everything where more is held than `most`: the tables have it, and give back what is needed."""
-        if not self.unwritten and (len(self.flows) > most or max(len(self.lanes), len(self.gates)) > 2 * most):
-            self._begin(is_whole=False)
 
     # What a claim does.
 
@@ -180,7 +172,7 @@ class ResidentBoard:
         gone: list[Entry] = []
         moved: list[Entry] = []
         for flow in plan.flows:
-            flows[flow.id] = seq
+            flow.used = flows[flow.id] = seq
             flow.opened = flow.open
             entry, place = flow.entry, (flow.vtime, flow.tie, flow.id)
             if flow.standing != READY or entry is None or entry[0] is not self._ready:
@@ -213,8 +205,10 @@ class ResidentBoard:
         for row in delta.flows:
             if (flow := self.flows.get(row.id)) is not None:
                 flow.take_over(row, self.policy.weight_at(row.key, row.weight))
-            flows[row.id] = seq
-            self._place_flow(flow or self._new_flow(row))
+            else:
+                flow = self._new_flow(row)
+            flow.used = flows[row.id] = seq
+            self._place_flow(flow)
         for lane_row in delta.lanes:
             if (lane := self.lanes.get(lane_row.id)) is not None:
                 lane.take_over(lane_row)  # and without its heads: one of them may be somebody else's
@@ -461,6 +455,61 @@ class ResidentBoard:
         for parked in self._parked:
             if not parked.get(gate_id, True):
                 del parked[gate_id]
+
+    def _drop_flow(self, flow: Flow) -> None:
+        _place(flow, None, ())
+        del self.flows[flow.id]
+
+    def _drop_lane(self, lane: Lane) -> None:
+        _place(lane, None, ())
+        del self.lanes[lane.id]
+
+    # Bounds.
+
+    def shrink(self, most: int = MOST_RESIDENT) -> None:
+        """Let go of what is least likely to be needed soon, where more is held than `most`. What has changed stays."""
+        if len(self.flows) > most:
+            self._forget_flows(most * 3 // 4)
+        if len(self.lanes) > 2 * most:
+            self._forget_lanes(most)
+        if len(self.gates) > 2 * most:
+            self._forget_gates(most)
+
+    def _forget_flows(self, most: int) -> None:
+        changed_flows, changed_lanes, _ = self.changed
+        kept = {entry[-1] for entry in self._ready[: most // 2]}
+        kept.update(changed_flows)
+        kept.update(self.lanes[each].flow.id for each in changed_lanes)
+        others = sorted((flow for flow in self.flows.values() if flow.id not in kept), key=attrgetter("used"))
+        gone = others[: max(0, len(self.flows) - most)]
+        if not gone:
+            return
+        self.is_whole = False
+        left = {flow.id for flow in gone}
+        for lane in [lane for lane in self.lanes.values() if lane.flow.id in left]:
+            self._drop_lane(lane)
+        for flow in gone:
+            if flow.entry is not None and flow.entry[0] is self._ready:
+                self._complete = min(self._complete, flow.entry[1][:2])
+            self._drop_flow(flow)
+
+    def _forget_lanes(self, most: int) -> None:
+        """The idle ones first, and of the others those that stand last. Flows and gates know how many they have."""
+        gone = [lane for lane in self.lanes.values() if lane.id not in self.changed[1]]
+        gone.sort(key=lambda lane: (lane.standing == IDLE, lane.order), reverse=True)
+        for lane in gone[: max(0, len(self.lanes) - most)]:
+            self.is_whole = False
+            self._drop_lane(lane)
+
+    def _forget_gates(self, most: int) -> None:
+        passed = {gate for lane in self.lanes.values() for gate, _ in lane.passes or ()}
+        passed.update(self.changed[2])
+        gone = [gate for gate in self.gates.values() if gate.id not in passed]
+        for gate in gone[: max(0, len(self.gates) - most)]:
+            self.is_whole = False
+            if gate.alarm is not None:
+                self._alarmed = min(self._alarmed, gate.alarm - 1)
+            self._drop_gate(gate.id)
 
 
 def _place(piece: Flow | Lane, entries: list[Entry] | None, entry: Entry) -> None:
