@@ -55,7 +55,7 @@ def peer_work(peer: str, work: str) -> Callable[[Bench], Run]:
         server = process_seconds(family(bench.server.pid)) - server
         if done.unsupported:
             return Run(figures={}, foreign_load=0.0, unsupported=done.unsupported)
-        figures = figures_of(done)
+        figures = stats_of(done)
         if peer != "huey":
             figures[SERVER_IN_ALL] = server / done.jobs * 1e6
         settings = ", ".join(f"{name} {value}" for name, value in done.configuration.items())
@@ -68,7 +68,7 @@ def peer_work(peer: str, work: str) -> Callable[[Bench], Run]:
     return run
 
 
-def figures_of(done: PeerRun) -> dict[str, float]:
+def stats_of(done: PeerRun) -> dict[str, float]:
     """What the peer itself has measured."""
     if done.latencies_ms:
         return {P50: median(done.latencies_ms), P99: quantiles(done.latencies_ms, n=100)[98]}

@@ -27,8 +27,8 @@ def _has_plenty(folder: Path) -> bool:
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         return False
     room = os.statvfs(folder)
-    figures = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(figures["MemAvailable"].removesuffix("kB")) << 10
+    stats = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(stats["MemAvailable"].removesuffix("kB")) << 10
     return not room.f_flag & os.ST_NOEXEC and min(room.f_bavail * room.f_frsize, available) >= PLENTY
 
 

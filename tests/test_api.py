@@ -305,7 +305,7 @@ async def test_one_bad_call_in_a_bulk_stores_none_of_it(app: App) -> None:
     calls = [work.call(n) for n in range(2_500)]
     with pytest.raises(InvalidJob):
         await app.enqueue_many([*calls, work.call(object())])
-    assert (await (await app.opened()).counts("default")).bells == 0
+    assert (await (await app.opened()).counts("default")).events == 0
     jobs = await app.enqueue_many(calls)
     assert len({job.id for job in jobs}) == 2_500
 
@@ -345,7 +345,7 @@ async def test_a_bulk_that_is_no_plain_iterable_of_calls_is_refused_on_every_way
             await enqueue(work.call())
         with pytest.raises(InvalidJob, match=r"takes calls, not a str; write task\.call"):
             await enqueue(["acme"])
-    assert (await (await app.opened()).counts("default")).bells == 0
+    assert (await (await app.opened()).counts("default")).events == 0
 
 
 # Transactions.
@@ -428,7 +428,7 @@ async def test_a_dry_run_checks_everything_and_stores_nothing(app: App) -> None:
     assert await once.dry_run(1) == Foreseen(Outcome.DUPLICATE, first.id)
     with pytest.raises(InvalidJob):
         await charge.dry_run()  # type: ignore[call-arg]
-    assert (await (await app.opened()).counts("default")).bells == 1
+    assert (await (await app.opened()).counts("default")).events == 1
 
 
 async def test_a_bulk_reports_what_became_of_every_call(app: App) -> None:

@@ -168,13 +168,13 @@ async def test_an_operator_can_give_one_key_a_longer_backlog(app: App, clock: Bu
     _, send = mail(app, "reject")
     store = await app.opened()
     longer = Override(kind=Kind.LIMIT, limit="backlog:account", scope=(("account", "acme"),), value=3)
-    await store.amend(["mail"], [longer], [], NOTE)
+    await store.change_overrides(["mail"], [longer], [], NOTE)
     clock.advance("1m")  # producers look up policies again
     for _ in range(3):
         await send.enqueue("acme")
     with pytest.raises(BacklogFull, match="3 jobs wait, and its backlog holds 3"):
         await send.enqueue("acme")
-    await store.amend(["mail"], [Override(kind=Kind.SUSPEND)], [], NOTE)
+    await store.change_overrides(["mail"], [Override(kind=Kind.SUSPEND)], [], NOTE)
     clock.advance("1m")
     await send.enqueue("acme")
 

@@ -15,9 +15,9 @@ from fairlane.operations.diagnosis import (
     Finding,
     Level,
     about_database,
-    about_figures,
     about_schedules,
     about_standstills,
+    about_stats,
     about_time,
     about_workers,
     by_level,
@@ -35,7 +35,7 @@ from fairlane.store.health import (
     TableHealth,
 )
 from fairlane.store.schedules import ScheduleRow
-from fairlane.store.stats_values import PUBLISHING, Counted, QueueFigures
+from fairlane.store.stats_values import PUBLISHING, Counted, QueueStats
 
 MINUTE, HOUR, MEGABYTE = 60 * SECOND, 3_600 * SECOND, 1 << 20
 NOW = 1_000_000 * MINUTE
@@ -166,7 +166,7 @@ THEN = datetime(2030, 1, 31, 3, 0, tzinfo=UTC)
 
 
 def worker(name: str = "web-1", **given: Any) -> WorkerView:
-    figures: dict[str, Any] = {
+    stats: dict[str, Any] = {
         "id": name,
         "host": "web-1",
         "pid": 77,
@@ -187,7 +187,7 @@ def worker(name: str = "web-1", **given: Any) -> WorkerView:
         "tasks": [],
         "figures": {},
     }
-    return WorkerView(name=name, **(figures | given))
+    return WorkerView(name=name, **(stats | given))
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,13 @@ def worker(name: str = "web-1", **given: Any) -> WorkerView:
         ({"loops": {"claiming": "ValueError: no"}}, "fault", "dead loop", "its loop claiming died (ValueError: no)"),
         ({"is_well": False}, "fault", "unwell worker", "is unhealthy"),
         ({"clock_offset": -5.1}, "fault", "clock skew", "by -5.1 s"),
-        ({"troubles": {"tallying": "ValueError: no"}}, "warning", "troubled worker", "tallying fails (ValueError: no)"),
-        ({"troubles": {PUBLISHING: "OSError: away"}}, "fault", "broker refuses", "the jobs of webhooks wait"),
+        (
+            {"warnings": {"tallying": "ValueError: no"}},
+            "warning",
+            "troubled worker",
+            "adding up fails (ValueError: no)",
+        ),
+        ({"warnings": {PUBLISHING: "OSError: away"}}, "fault", "broker refuses", "the jobs of webhooks wait"),
     ],
 )
 def test_a_worker_is_unwell(given: dict[str, Any], level: str, check: str, said: str) -> None:
@@ -223,12 +228,12 @@ def test_a_worker_that_died_is_no_fault_where_another_serves_its_queues() -> Non
 # Figures.
 
 
-def figures(**given: Any) -> QueueFigures:
+def stats(**given: Any) -> QueueStats:
     known: dict[str, Any] = {
         "ready": 0,
         "running": 0,
         "unseen": 0,
-        "bells": 0,
+        "events": 0,
         "scheduled": Counted(),
         "dead": Counted(),
         "held": {},
@@ -237,7 +242,7 @@ def figures(**given: Any) -> QueueFigures:
         "counted_at": NOW - MINUTE,
         "uncounted": 5,
     }
-    return QueueFigures(queue="webhooks", **(known | given))
+    return QueueStats(queue="webhooks", **(known | given))
 
 
 @pytest.mark.parametrize(
@@ -249,14 +254,14 @@ def figures(**given: Any) -> QueueFigures:
     ],
 )
 def test_figures_that_nobody_keeps_up_are_told(given: dict[str, Any], said: str) -> None:
-    (finding,) = about_figures([figures(**given)], NOW)
+    (finding,) = about_stats([stats(**given)], NOW)
     assert (finding.level, finding.check, finding.queue) == ("warning", "stats are behind", "webhooks")
     assert said in finding.message
 
 
 @pytest.mark.parametrize("given", [{}, {"uncounted": 0, "counted_at": NOW - HOUR}, {"counted_at": None}])
 def test_figures_that_are_kept_up_are_not(given: dict[str, Any]) -> None:
-    assert list(about_figures([figures(**given)], NOW)) == []
+    assert list(about_stats([stats(**given)], NOW)) == []
 
 
 # Standstills.

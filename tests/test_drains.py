@@ -48,7 +48,7 @@ class Shop:
             await store.settle([settle(claim, Done(None), 10_000) for claim in self.held])
             self.held = (await store.claim(queue, lambda: 5, worker=WORKER, lease=LEASE)).claims
             self.clock.advance(CYCLE / 1_000_000)
-        await store.tally(queue, 5_000)
+        await store.add_up(queue, 5_000)
 
     async def drained_in(self, queue: str) -> tuple[int, float]:
         await serving(await self.app.opened(), self.clock, queue)
@@ -188,7 +188,7 @@ async def test_a_key_drains_no_earlier_than_the_limits_that_some_of_its_jobs_pas
         await call.enqueue_many([call.call("globex", "slow")] * 5)
         if is_seen:
             await store.claim("calls", lambda: 5, worker=WORKER, lease=LEASE)
-            await store.tally("calls")
+            await store.add_up("calls")
         await serving(store, clock, "calls")
         view = (await app.operations.keys.show("calls", {"account": "acme"})).view
         assert (view.waiting, view.held_by) == (500, ["concurrency:account"])

@@ -195,15 +195,15 @@ async def test_long_runs_and_blocked_loops_of_a_worker_that_is_gone_are_past(sho
     run = LongRun(job=str(uuid4()), task="mail", queue="plain", since=shop.clock.now())
     block = BlockedLoop(since=shop.clock.now(), job=run.job, task="mail", where="mail")
     await report(shop, "one", long_runs=[run], lost_runs=1, blocks=[block])
-    figures = await shop.operations.metrics(0)
-    assert figures["fairlane_queue_long_runs"] == [(("plain", "mail"), 1.0)]
-    assert figures["fairlane_workers_blocked"] == [(("mail",), 1.0)]
+    stats = await shop.operations.metrics(0)
+    assert stats["fairlane_queue_long_runs"] == [(("plain", "mail"), 1.0)]
+    assert stats["fairlane_workers_blocked"] == [(("mail",), 1.0)]
     [found] = [each for each in await shop.operations.diagnose() if each.check == "lost run"]
     assert found.message == "worker one: 1 run whose claim is lost still takes up a slot"
     advance(shop, "1m")
     for state in ("late", "replaced"):
-        figures = await shop.operations.metrics(0)
-        assert figures["fairlane_queue_long_runs"] == figures["fairlane_workers_blocked"] == []
+        stats = await shop.operations.metrics(0)
+        assert stats["fairlane_queue_long_runs"] == stats["fairlane_workers_blocked"] == []
         workers = await shop.operations.workers.list()
         gone = next(each for each in workers.workers if each.name == "one")
         assert (gone.state, gone.long_runs, gone.lost_runs, gone.blocks) == (state, [], 0, [])
@@ -329,10 +329,10 @@ async def test_what_a_rate_or_a_pause_holds_cannot_start_and_the_rest_can(shop: 
     for queue in ("shop", "plain"):
         claimed = await store.claim(queue, lambda: 1, worker=worker, lease=timedelta(seconds=30))
         assert len(claimed.claims) == 1
-        await store.tally(queue)
-    figures = await shop.operations.metrics(0)
-    assert dict(figures["fairlane_queue_ready_jobs"]) == {("shop",): 2, ("plain",): 3}
-    assert dict(figures["fairlane_queue_startable_jobs"]) == {("shop",): 0, ("plain",): 1}
+        await store.add_up(queue)
+    stats = await shop.operations.metrics(0)
+    assert dict(stats["fairlane_queue_ready_jobs"]) == {("shop",): 2, ("plain",): 3}
+    assert dict(stats["fairlane_queue_startable_jobs"]) == {("shop",): 0, ("plain",): 1}
     await shop.operations.queues.pause("plain")
     assert dict((await shop.operations.metrics(0))["fairlane_queue_startable_jobs"])["plain",] == 0
 
@@ -419,9 +419,9 @@ async def test_jobs_that_are_due_wait_for_a_worker_like_any_others(shop: App) ->
     assert (hint.kind, hint.queue) == (HintKind.FAULT, "plain")
     [found] = [each for each in await shop.operations.diagnose() if each.check == "no worker"]
     assert found.queue == "plain"
-    figures = await shop.operations.metrics()
+    stats = await shop.operations.metrics()
     for name, value in (("ready_jobs", 1.0), ("startable_jobs", 1.0), ("oldest_wait_seconds", 55.0)):
-        assert (("plain",), value) in figures[f"fairlane_queue_{name}"]
+        assert (("plain",), value) in stats[f"fairlane_queue_{name}"]
 
 
 @pytest.mark.parametrize("delay", [None, "1h"])

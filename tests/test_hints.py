@@ -28,7 +28,7 @@ from fairlane.policy.policy import policy_words
 NOW = datetime(2030, 1, 31, 8, tzinfo=UTC)
 
 
-def queue(**figures: object) -> QueueView:
+def queue(**stats: object) -> QueueView:
     view = QueueView(
         queue="webhooks",
         status=QueueStatus.IDLE,
@@ -49,9 +49,9 @@ def queue(**figures: object) -> QueueView:
         is_paused=False,
         partitions=1,
         unseen=0,
-        figures_as_of=NOW,
+        stats_as_of=NOW,
     )
-    view = msgspec.structs.replace(view, **figures)
+    view = msgspec.structs.replace(view, **stats)
     status, words = status_of(view)
     return msgspec.structs.replace(view, status=status, words=words)
 
@@ -85,8 +85,8 @@ def queue(**figures: object) -> QueueView:
         ({"ready": 5, "is_paused": True, "workers": 0}, QueueStatus.PAUSED),
     ],
 )
-def test_a_queue_says_how_it_does_in_a_word(figures: dict[str, object], status: QueueStatus) -> None:
-    assert queue(**figures).status is status
+def test_a_queue_says_how_it_does_in_a_word(stats: dict[str, object], status: QueueStatus) -> None:
+    assert queue(**stats).status is status
 
 
 RATE = "rate/60s:endpoint"
@@ -103,7 +103,7 @@ def held_by(limit: str, jobs: int, words: str = "") -> HeldView:
 def test_a_rate_is_told_in_the_same_words_whether_it_is_shut_or_has_just_opened() -> None:
     shut: dict[str, object] = {"held_jobs": 1_600, "held": [held_by(RATE, 1_600)]}
     for slots_free in (0, 1, 99):
-        for view in [queue(**RATED, slots_free=slots_free, **figures) for figures in (shut, {})]:
+        for view in [queue(**RATED, slots_free=slots_free, **stats) for stats in (shut, {})]:
             assert view.status is QueueStatus.LIMITED
             assert view.words == (
                 "Rate(100, per='1m', by='endpoint') lets jobs start as it opens, as the policy requires: "
@@ -168,7 +168,7 @@ def test_one_free_slot_is_one() -> None:
     assert "1 of 40 slots is free" in queue(ready=5_000, oldest_wait=600.0, slots=40, slots_free=1).words
 
 
-def key(**figures: object) -> KeyView:
+def key(**stats: object) -> KeyView:
     gauge = GaugeView(
         limit="concurrency:account",
         words="Concurrency(5, by='account')",
@@ -198,7 +198,7 @@ def key(**figures: object) -> KeyView:
         hours=[0] * 24,
         drained_in=2_280.0,
     )
-    return msgspec.structs.replace(view, **figures)
+    return msgspec.structs.replace(view, **stats)
 
 
 def test_a_key_behind_its_limit_is_told_with_the_command_that_changes_it() -> None:
@@ -246,7 +246,7 @@ def test_a_queue_without_workers_and_failing_runs_are_faults() -> None:
     assert failing.words == "email: 90% of the runs of the last five minutes failed"
 
 
-def worker(**figures: object) -> WorkerView:
+def worker(**stats: object) -> WorkerView:
     view = WorkerView(
         id="w",
         name="host:1",
@@ -267,9 +267,9 @@ def worker(**figures: object) -> WorkerView:
         clock_offset=0.0,
         loops={"claiming": "running", "leases": "ended"},
         tasks=[],
-        figures={},
+        stats={},
     )
-    return msgspec.structs.replace(view, **figures)
+    return msgspec.structs.replace(view, **stats)
 
 
 def test_workers_that_are_silent_broken_or_out_of_time_are_faults() -> None:

@@ -198,7 +198,7 @@ async def test_queues_without_such_numbers_call_nothing_and_store_no_numbers(app
     async def send(account: str) -> None: ...
 
     connection = await app._connected()
-    (job,) = await connection.producing.stamped([send.call("acme")])
+    (job,) = await connection.producing.built([send.call("acme")])
     assert (job.given, job.context, SEEN) == (None, None, [])
 
 

@@ -50,7 +50,7 @@ async def fill(app: App, deliver: Task[..., None]) -> None:
     """Ten jobs of acme come with their plan; as many run as it allows."""
     await deliver.using(context=PLAN).enqueue_many([deliver.call("acme", "api")] * 10)
     assert len(await app.queues["webhooks"].claim(50)) == 8
-    await (await app.opened()).tally("webhooks")
+    await (await app.opened()).add_up("webhooks")
 
 
 async def test_a_key_shows_the_bound_and_the_weight_that_its_newest_job_brought(

@@ -67,12 +67,12 @@ class Shop:
         outcome = Failed("boom", 3_600_000_000) if failed else Done(None)
         await store.settle([settle(claim, outcome, 2_000_000) for claim in claims])
 
-    async def tally(self) -> None:
+    async def stats(self) -> None:
         store = await self.store()
         for queue in ("webhooks", "email"):
-            await store.tally(queue)
+            await store.add_up(queue)
 
-    async def report(self, **figures: Any) -> None:
+    async def report(self, **stats: Any) -> None:
         said = WorkerReport(
             name=WORKER.name,
             host="host",
@@ -81,7 +81,7 @@ class Shop:
             concurrency=10,
             started_at=self.clock.now(),
             every=5_000_000,
-            **({"queues": {"webhooks": 1.0, "email": 1.0}} | figures),
+            **({"queues": {"webhooks": 1.0, "email": 1.0}} | stats),
         )
         await (await self.store()).run(records.report(WORKER.id, said))
 
@@ -114,7 +114,7 @@ async def test_a_limit_that_does_its_work_is_told_with_its_knob_and_what_is_left
     await shop.settle(await shop.claim(10))
     shop.clock.advance("2s")
     await shop.claim(10)
-    await shop.tally()
+    await shop.stats()
     overview = await shop.see.overview()
     (_, webhooks) = overview.queues
     assert webhooks.status is QueueStatus.LIMITED
@@ -130,7 +130,7 @@ async def test_a_full_limit_of_the_whole_queue_holds_all_that_wait(shop: Shop) -
     for _ in range(3):
         await shop.send.enqueue()
     await shop.claim(5, "email")
-    await shop.tally()
+    await shop.stats()
     shown = await shop.see.queues.show("email")
     assert shown.view.status is QueueStatus.LIMITED
     assert [(held.limit, held.jobs) for held in shown.view.held] == [("concurrency:", 2)]
@@ -163,14 +163,14 @@ async def test_jobs_that_two_limits_of_one_scope_hold_by_different_keys_are_all_
         await shop.settle([claim for claim in claims if claim.keys["account"] == "fast"])
         assert await shop.claim(10, "both") == []
         if is_added_up:
-            await (await shop.store()).tally("both")
+            await (await shop.store()).add_up("both")
         overview = await shop.see.overview()
         view = next(view for view in overview.queues if view.queue == "both")
         assert sorted(held.jobs for held in view.held) == [4, 6]
         assert (view.ready, view.held_jobs, overview.totals.held_jobs) == (10, 10, 10)
         assert view.status is QueueStatus.LIMITED
-        figures = await shop.see.metrics(0)
-        assert dict(figures["fairlane_queue_startable_jobs"])["both",] == 0
+        stats = await shop.see.metrics(0)
+        assert dict(stats["fairlane_queue_startable_jobs"])["both",] == 0
         await sync.enqueue("fast")
         await sync.enqueue("new")
         (view,) = [view for view in await shop.see.queues.list() if view.queue == "both"]
@@ -185,7 +185,7 @@ async def test_a_job_that_a_pause_and_a_limit_hold_is_held_once(shop: Shop, is_a
     assert len(await shop.claim(10)) == 4
     await shop.see.queues.pause("webhooks", keys={"account": "acme"})
     if is_added_up:
-        await shop.tally()
+        await shop.stats()
     (_, view) = await shop.see.queues.list()
     assert {held.limit: held.jobs for held in view.held} == {"concurrency:account": 5, "pause:account": 6}
     assert (view.ready, view.held_jobs) == (8, 8)
@@ -198,7 +198,7 @@ async def test_a_queue_tells_its_policy_its_limits_and_its_last_hour(shop: Shop)
     await shop.settle(claims[:1])
     await shop.settle(claims[1:], failed=True)
     await shop.claim(1)
-    await shop.tally()
+    await shop.stats()
     shop.clock.advance("1m")
     shown = await shop.see.queues.show("webhooks")
     assert shown.policy_words[0] == "Every account gets its turn, charged for the time its jobs run."
@@ -227,7 +227,7 @@ async def test_runs_of_the_minute_that_has_begun_count_in_rates_and_hints(shop: 
     claims = await shop.claim(10)
     shop.clock.advance("15s")
     await shop.settle(claims)
-    await shop.tally()
+    await shop.stats()
     overview = await shop.see.overview()
     (_, view) = overview.queues
     assert (view.started_per_minute, view.ended_per_minute, view.failed_per_minute) == (10, 10, 0)
@@ -271,7 +271,7 @@ async def test_jobs_that_are_given_back_unstarted_are_no_throughput(shop: Shop) 
         await store.settle([settle(claim, Released("nobody knows its task"), 0) for claim in await shop.claim(1)])
     for is_added_up in (False, True):
         if is_added_up:
-            await shop.tally()
+            await shop.stats()
         (_, queue) = await shop.see.queues.list()
         key = await shop.see.keys.show("webhooks", {"account": "acme"})
         assert (queue.started_per_minute, queue.recently_started) == (1, 1)
@@ -288,7 +288,7 @@ async def test_runs_that_were_lost_are_not_in_the_mean_run_time(shop: Shop) -> N
     for is_added_up in (False, True):
         if is_added_up:
             await shop.claim(0)
-            await shop.tally()
+            await shop.stats()
         (view,) = (await shop.see.keys.list("webhooks")).keys
         assert (view.ended, view.failed, view.run_time) == (2, 2, None)
     await shop.settle(await shop.claim(1))
@@ -310,15 +310,15 @@ async def test_a_key_says_when_its_newest_job_was_enqueued_whenever_a_claim_sees
     await shop.claim(1)
     assert await last_enqueued() == enqueued, "the claim came later"
     shop.clock.advance("20s")
-    await shop.tally()
+    await shop.stats()
     assert await last_enqueued() == enqueued, "added up"
 
 
 async def test_a_limit_by_another_key_than_that_of_the_turns_has_its_saturation_told(shop: Shop) -> None:
     await shop.enqueue("acme", 3)
     await shop.claim(2)
-    figures = await shop.see.metrics(5)
-    assert dict(figures["fairlane_limit_saturation_ratio"]) == {
+    stats = await shop.see.metrics(5)
+    assert dict(stats["fairlane_limit_saturation_ratio"]) == {
         ("email", "concurrency:"): 0,
         ("webhooks", "concurrency:"): pytest.approx(2 / 50),
         ("webhooks", "concurrency:account"): 1,
@@ -330,7 +330,7 @@ async def test_keys_are_paged_sorted_and_searched_by_any_scope(shop: Shop) -> No
     for account, count in (("ada", 1), ("bob", 5), ("Cyd", 3)):
         await shop.enqueue(account, count, endpoint=f"{account}.example")
     await shop.claim(2)
-    await shop.tally()
+    await shop.stats()
     names = [key.keys["account"] for key in (await shop.see.keys.list("webhooks")).keys]
     assert names == ["bob", "Cyd", "ada"]
     by_name = await shop.see.keys.list("webhooks", sort="name", limit=2)
@@ -374,7 +374,7 @@ async def test_a_queue_tells_what_ended_in_a_day_as_its_keys_do(shop: Shop) -> N
         await shop.settle(await shop.claim(2), failed=account == "globex")
         await (await shop.store()).run(policies.lanes("webhooks", keeps=True))  # An end counts from when it is folded.
         shop.clock.advance("2h")
-        await shop.tally()
+        await shop.stats()
     overview = await shop.see.overview()
     email, webhooks = overview.queues
     assert ((webhooks.ended, webhooks.failed), (email.ended, email.failed)) == ((4, 2), (0, 0))
@@ -400,7 +400,7 @@ async def test_the_oldest_wait_is_of_now_whether_anybody_has_added_up_or_not(sho
     claims = await shop.claim(1)
     assert await oldest_wait() == 20
     await shop.settle(claims)
-    await shop.tally()
+    await shop.stats()
     shop.clock.advance("10s")
     assert await oldest_wait() == 30
     await shop.claim(2)
@@ -411,10 +411,10 @@ async def test_a_key_tells_its_lanes_its_jobs_and_what_holds_it(shop: Shop) -> N
     await shop.enqueue("acme", 2, endpoint="a")
     await shop.enqueue("acme", 2, endpoint="b")
     claims = await shop.claim(10)
-    await shop.tally()
+    await shop.stats()
     await shop.see.queues.pause("webhooks", keys={"account": "acme"}, reason="testing", actor="ada")
     await shop.claim(10)
-    await shop.tally()
+    await shop.stats()
     shown = await shop.see.keys.show("webhooks", {"account": "acme"})
     assert (shown.view.waiting, shown.view.running, shown.view.is_paused) == (2, 2, True)
     assert {job.id for job in shown.running} == {str(claim.id) for claim in claims}
@@ -461,7 +461,7 @@ async def test_o13_looking_changes_nothing(shop: Shop) -> None:
     claims = await shop.claim(3)
     await shop.settle(claims[:1])
     await shop.settle(claims[1:], failed=True)
-    await shop.tally()
+    await shop.stats()
     await shop.enqueue("new", 2)
     await checkpointed(await shop.store())
     before = await everything(shop.app.url)
@@ -501,7 +501,7 @@ async def test_a_limit_of_another_scope_than_the_key_is_told_too(shop: Shop) -> 
     await shop.enqueue("acme", 5, endpoint="slow")
     while claims := await shop.claim(1):
         await shop.settle(claims)
-    await shop.tally()
+    await shop.stats()
     shown = await shop.see.keys.show("webhooks", {"account": "acme"})
     assert (shown.view.waiting, shown.view.held_by, shown.view.drained_in) == (3, [], None)
     said = "3 jobs of endpoint=slow are held by Rate(2, per='60s', burst=2, by='endpoint'), set by an operator"

@@ -22,9 +22,9 @@ from fairlane import parameters
 from fairlane.clock import Clock, Instant, SystemClock, checked_time, microseconds
 from fairlane.codec import Codec, PayloadCodec
 from fairlane.cron.recurrence import Missed
-from fairlane.cron.schedules import Firing, Schedule, declared_schedule
+from fairlane.cron.schedules import CronRunner, Schedule, declared_schedule
 from fairlane.effects import Values
-from fairlane.enqueue import Producing, Stamp
+from fairlane.enqueue import BuildJob, Producing
 from fairlane.errors import (
     BacklogFull,
     ConfigurationError,
@@ -47,7 +47,16 @@ from fairlane.policy.limits import Limit
 from fairlane.policy.partitions import divided
 from fairlane.policy.policy import Policy, check_agreement, checked_limits, refuse_pointless
 from fairlane.policy.unique import Unique
-from fairlane.queue import Connection, Ear, Queue, QueueSource, check_keys, check_name, partitions_served, width_of
+from fairlane.queue import (
+    Connection,
+    Queue,
+    QueueListener,
+    QueueSource,
+    check_keys,
+    check_name,
+    partitions_served,
+    width_of,
+)
 from fairlane.redaction import Redact, guard_loggers, without_secrets
 from fairlane.scheduler.settlement import Backoff
 from fairlane.store.protocol import Retention, Store, WorkerIdentity
@@ -400,9 +409,9 @@ class App(Declarations):
         self.telemetry.measured()
         producing = Producing(store, self.clock, self._declared, self.max_payload, self.telemetry)
         name = name_of_process()
-        # The ear has an id of its own: a claim that fills its slots withdraws its worker, and the ear waits for others.
-        ear = Ear(store, self.clock, WorkerIdentity(uuid4(), name))
-        connection = Connection(store, loop, producing, WorkerIdentity(uuid4(), name), ear)
+        # The listener has an id of its own: a claim that fills its slots withdraws its worker, and it waits for others.
+        alive_lock = QueueListener(store, self.clock, WorkerIdentity(uuid4(), name))
+        connection = Connection(store, loop, producing, WorkerIdentity(uuid4(), name), alive_lock)
         try:
             for partitions in self._declarations():
                 await producing.declare(partitions)
@@ -600,13 +609,13 @@ class App(Declarations):
             store=connection.store,
             registry=self.registry,
             clock=self.clock,
-            stamp=connection.producing.stamp,
+            build=connection.producing.build,
             max_result=self.max_payload,
             middlewares=self.middlewares,
             telemetry=self.telemetry,
             served=served,
             retention=self.retention,
-            firing=self._firing(connection),
+            cron_runner=self._cron_runner(connection),
             look_again=connection.producing.look_again,
             # A database in memory is visible to its own store only.
             make_store=None if self.url in ("sqlite://", "sqlite:///") else self._make_store,
@@ -614,23 +623,23 @@ class App(Declarations):
         )
         return kind(program, options)
 
-    def _firing(self, connection: Connection, only: Collection[str] | None = None) -> Firing | None:
+    def _cron_runner(self, connection: Connection, only: Collection[str] | None = None) -> CronRunner | None:
         fired = [each for each in self.schedules.values() if only is None or each.name in only]
-        return Firing(connection.store, fired, connection.producing.admitted) if fired else None
+        return CronRunner(connection.store, fired, connection.producing.admitted) if fired else None
 
     @checked()
     async def fire_schedules(self, only: Collection[str] | None = None) -> Instant | None:
         """Fire the schedules of this app that are due, or those named in `only`: for programs without workers, which do
         this by themselves, and for tests. Returns the time of the next slot."""
-        firing = self._firing(await self._connected(), only)
-        if firing is None:
+        cron_runner = self._cron_runner(await self._connected(), only)
+        if cron_runner is None:
             return None
-        await firing.declare()
-        return await firing.look()
+        await cron_runner.declare()
+        return await cron_runner.look()
 
-    async def stamper(self) -> Stamp:
+    async def job_builder(self) -> BuildJob:
         """What builds jobs from calls without I/O: for claims that are held, not for programs."""
-        return (await self.connected()).producing.stamp
+        return (await self.connected()).producing.build
 
     async def connected(self, policies: Sequence[Policy] = ()) -> Connection:
         """The open store and what goes with it, after declaring the queue with these policies and refreshing what is in

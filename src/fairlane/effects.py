@@ -10,7 +10,7 @@ import msgspec
 
 from fairlane.codec import LONGEST_KEY, checked_key, decode_value, encode_value
 from fairlane.errors import InvalidJob, InvalidValue
-from fairlane.job import FollowUp, Landed, Outcome, StampedEffects
+from fairlane.job import BuiltEffects, FollowUp, Landed, Outcome
 from fairlane.loop_thread import blocking
 from fairlane.parameters import known_options, shown
 from fairlane.policy.limits import is_whole
@@ -50,7 +50,7 @@ class Effects:
         return Effects(enqueue=self.enqueue, put=self.put, delete=self.delete)
 
 
-def landed_of(effects: StampedEffects | None, conflicts: Mapping[UUID, Conflict] | None) -> Landed:
+def landed_of(effects: BuiltEffects | None, conflicts: Mapping[UUID, Conflict] | None) -> Landed:
     """The outcome of these effects, given the conflicts of follow-ups, or `None` if those are not known."""
     if not effects:
         return Landed()

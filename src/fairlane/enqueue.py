@@ -19,7 +19,7 @@ from fairlane.clock import SECOND, Clock, Instant
 from fairlane.codec import checked_key, encode_value
 from fairlane.effects import ABSENT, Effects
 from fairlane.errors import FairlaneError, InvalidJob, InvalidKey, PayloadTooLarge, UnknownQueue
-from fairlane.job import NewJob, OnDead, Outcome, StampedEffects, new_job_ids, with_trace
+from fairlane.job import BuiltEffects, NewJob, OnDead, Outcome, new_job_ids, with_trace
 from fairlane.parameters import shown
 from fairlane.policy.backlog import Joined, Verdicts, backlogs_of, joined_by, judge
 from fairlane.policy.keys import BUILT_IN, KEYS_REMEMBERED, canonical_key, canonical_keys, lane_id
@@ -41,14 +41,14 @@ from fairlane.store.rows import Declared
 from fairlane.task import Call, Foreseen, Progress, Task
 from fairlane.telemetry.telemetry import Telemetry
 
-Stamp = Callable[[Call[Any]], NewJob]
+BuildJob = Callable[[Call[Any]], NewJob]
 """Builds the job of a call, under the policies in force."""
 
 
-class Stamper:
+class JobBuilder:
     """Builds jobs from calls of one task with the same options: what they have in common is worked out once.
 
-    `stamp_follow_up` builds the jobs of `on_dead`, and is needed by calls that have it. If the policy takes numbers
+    `build_follow_up` builds the jobs of `on_dead`, and is needed by calls that have it. If the policy takes numbers
     from jobs, `declared`, the queue's declaration in this program, says how. `trace` is the span of the producer.
     """
 
@@ -57,7 +57,7 @@ class Stamper:
         call: Call[Any],
         policy: Policy,
         max_payload: int,
-        stamp_follow_up: Stamp | None = None,
+        build_follow_up: BuildJob | None = None,
         declared: Policy | None = None,
         trace: dict[str, str] | None = None,
     ) -> None:
@@ -65,7 +65,7 @@ class Stamper:
         self.options = options = call.options
         self._policy = policy
         self._max_payload = max_payload
-        self._stamp_follow_up = stamp_follow_up
+        self._build_follow_up = build_follow_up
         self._declared = declared
         self._priority = task.options.priority if options.priority is None else options.priority
         self._max_attempts = task.options.max_attempts if options.max_attempts is None else options.max_attempts
@@ -85,10 +85,10 @@ class Stamper:
             )
         # Without keys and partitions, all their jobs are in one lane.
         self._keyless: tuple[dict[str, str | None], bytes, dict[str, str | None]] | None = None
-        if task.options.keys is None and not policy.stamped_keys and not options.keys and policy.partition is None:
+        if task.options.keys is None and not policy.keys_of_job and not options.keys and policy.partition is None:
             self._keyless = {}, *_lane(policy.queue, self._priority, task.name, policy.lane_keys)
 
-    def stamp(self, call: Call[Any], job: UUID) -> NewJob:
+    def build(self, call: Call[Any], job: UUID) -> NewJob:
         """The job of a call."""
         task, options, policy, args, kwargs = self.task, self.options, self._policy, call.args, call.kwargs
         codec, priority = task.codec, self._priority
@@ -114,7 +114,7 @@ class Stamper:
             options.delay,
             options.run_at,
             None if unique is None else unique_key(unique, task.name, args, kwargs, payload),
-            None if on_dead is None else _on_dead(task, job, on_dead, self._stamp_follow_up, self._max_payload),
+            None if on_dead is None else _on_dead(task, job, on_dead, self._build_follow_up, self._max_payload),
             _numbers(call, job, policy, self._declared, keys, priority) if policy.brought else None,
             self._context,
             options.id is not None,
@@ -166,27 +166,29 @@ def _named(call: Call[Any], queue: str) -> str:
     return f"declare the task with queue={queue!r}" if call.options.queue is None else f"enqueue to {queue!r}"
 
 
-def stamped_effects(
-    enqueue: Sequence[Call[Any]], put: Mapping[str, Any], delete: Sequence[str], stamp: Stamp, max_value: int
-) -> StampedEffects:
+def built_effects(
+    enqueue: Sequence[Call[Any]], put: Mapping[str, Any], delete: Sequence[str], build: BuildJob, max_value: int
+) -> BuiltEffects:
     """Effects as the store takes them. What cannot be stored is refused here, before anything is written."""
     for call in enqueue:
         if not isinstance(call, Call):
             raise InvalidJob(f"a follow-up is a call, not a {type(call).__name__}; write task.call(…)")
         if call.options.tx is not None:
             raise InvalidJob(f"{call!r} names a transaction; a follow-up lands with its job, and takes none")
-    return StampedEffects(
-        tuple(map(stamp, enqueue)),
+    return BuiltEffects(
+        tuple(map(build, enqueue)),
         {checked_key(key): encode_value(key, value, max_value) for key, value in put.items()},
         tuple(map(checked_key, delete)),
     )
 
 
-def _on_dead(task: Task[..., Any], job: UUID, effects: Effects, stamp: Stamp | None, max_payload: int) -> bytes | None:
+def _on_dead(
+    task: Task[..., Any], job: UUID, effects: Effects, build: BuildJob | None, max_payload: int
+) -> bytes | None:
     """The `on_dead` effects of a job, as they are stored with it; `None` if they are empty."""
-    assert stamp is not None, "calls that declare something for their death are stamped by a producer"
-    stamped = stamped_effects(effects.enqueue, effects.put, effects.delete, stamp, max_payload)
-    if not stamped:
+    assert build is not None, "calls that declare something for their death are stamped by a producer"
+    built = built_effects(effects.enqueue, effects.put, effects.delete, build, max_payload)
+    if not built:
         return None
     taken = {job}
     for call in effects.enqueue:
@@ -197,7 +199,7 @@ def _on_dead(task: Task[..., Any], job: UUID, effects: Effects, stamp: Stamp | N
             )
         if call.options.id is not None:
             taken.add(call.options.id)
-    encoded = OnDead(stamped, frozenset(taken - {job})).encode()
+    encoded = OnDead(built, frozenset(taken - {job})).encode()
     if len(encoded) > max_payload:
         raise PayloadTooLarge(
             f"task {task.name!r}: what it declares for its death takes {len(encoded):,} bytes, more than the "
@@ -238,7 +240,7 @@ def _numbers(
 
 
 def _keys(task: Task[..., Any], policy: Policy, call: Call[Any]) -> dict[str, str | None]:
-    source, needed, given = task.options.keys, policy.stamped_keys, call.options.keys
+    source, needed, given = task.options.keys, policy.keys_of_job, call.options.keys
     codec, args, kwargs = task.codec, call.args, call.kwargs
     if source is None and not given and codec.parameters.issuperset(needed):  # as a rule; and they are in order
         return {name: canonical_key(name, codec.argument(name, args, kwargs)) for name in needed}
@@ -292,7 +294,7 @@ def _own(task: Task[..., Any], given: object) -> Mapping[str, object]:
 
 log = logging.getLogger("fairlane.app")
 
-STAMP_AT_ONCE = 250
+BUILD_AT_ONCE = 250
 """Jobs of a bulk that are built before other coroutines get a turn: another bulk may be on its way to the server."""
 POLICIES_LAST = 30 * SECOND
 """Policies in force are read again after this time even if their versions are the same: an operator may have overridden
@@ -356,7 +358,7 @@ class Producing:
             queues = dict.fromkeys(map(_queue_of, calls))
             sending = spans.sending(list(queues), list({call.task.name: None for call in calls}), len(calls))
         with sending as span:
-            jobs = await self.stamped(calls)
+            jobs = await self.built(calls)
             verdicts = await self.judged(jobs, tx, pace=pace)
             stored = [job for job in jobs if job.id not in verdicts.refused] if verdicts.refused else jobs
             report = None if progress is None else _reporting(progress, len(stored))
@@ -368,7 +370,7 @@ class Producing:
 
     async def foreseen(self, call: Call[Any]) -> Foreseen:
         """What enqueuing this call would do now."""
-        (job,) = await self.stamped([call])
+        (job,) = await self.built([call])
         if (await self.judged([job])).refused:
             return Foreseen(Outcome.FULL)
         conflict = (await self._store.foresee([job])).get(job.id)
@@ -376,20 +378,20 @@ class Producing:
             return Foreseen(Outcome.ENQUEUED)
         return Foreseen(conflict.outcome, conflict.holder, conflict.differs)
 
-    async def stamped(self, calls: Sequence[Call[Any]]) -> list[NewJob]:
+    async def built(self, calls: Sequence[Call[Any]]) -> list[NewJob]:
         """The jobs that these calls ask for."""
         await self.look_again()
         ids = new_job_ids(self._clock.now(), len(calls))
         jobs: list[NewJob] = []
-        stamper: Stamper | None = None
+        job_builder: JobBuilder | None = None
         for number, (call, job) in enumerate(zip(calls, ids, strict=True), start=1):
-            if stamper is None or call.task is not stamper.task or call.options is not stamper.options:
+            if job_builder is None or call.task is not job_builder.task or call.options is not job_builder.options:
                 policy = self.policies.get(_queue_of(call)) or await self._learn(call)
                 if call.options.on_dead is not None:
                     await self._learn_all(call.options.on_dead)
-                stamper = self._stamper(call, policy)
-            jobs.append(stamper.stamp(call, call.options.id or job))
-            if number % STAMP_AT_ONCE == 0:
+                job_builder = self._stamper(call, policy)
+            jobs.append(job_builder.build(call, call.options.id or job))
+            if number % BUILD_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return jobs
 
@@ -414,7 +416,7 @@ class Producing:
 
     async def admitted(self, calls: Sequence[Call[Any]]) -> list[NewJob]:
         """The jobs of these calls, without those that a full backlog refuses."""
-        jobs = await self.stamped(calls)
+        jobs = await self.built(calls)
         refused = (await self.judged(jobs)).refused
         for job in jobs:
             if job.id in refused:
@@ -430,18 +432,18 @@ class Producing:
             policy = self.policies[partition_name(queue, policy.partition.home_of(canonical_keys(keys)) or 0)]
         return await self._pacing.wait_for_keys(policy, keys, until)
 
-    def stamp(self, call: Call[Any]) -> NewJob:
+    def build(self, call: Call[Any]) -> NewJob:
         """The job of one call, without I/O: for handlers, which may run in a thread."""
         name = _queue_of(call)
         policy = self.policies.get(name) or self._source_of(name)
         if policy is None:
             raise _unknown(call)
         (job,) = new_job_ids(self._clock.now(), 1)
-        return self._stamper(call, policy).stamp(call, call.options.id or job)
+        return self._stamper(call, policy).build(call, call.options.id or job)
 
-    def _stamper(self, call: Call[Any], policy: Policy) -> Stamper:
+    def _stamper(self, call: Call[Any], policy: Policy) -> JobBuilder:
         declared = self._source_of(policy.queue) if policy.brought else None
-        return Stamper(call, policy, self._max_payload, self.stamp, declared, self.telemetry.carried())
+        return JobBuilder(call, policy, self._max_payload, self.build, declared, self.telemetry.carried())
 
     async def look_again(self) -> None:
         """Look up the policies in force, if that was long ago: often whether there are others, which says where jobs

@@ -107,7 +107,7 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
     """Whether its producer chose its id, so that another job may already have it."""
 
 
-class StampedEffects(msgspec.Struct, frozen=True):
+class BuiltEffects(msgspec.Struct, frozen=True):
     """What lands with a settlement, or not at all: follow-up jobs and values."""
 
     jobs: tuple[NewJob, ...] = ()
@@ -154,7 +154,7 @@ NewIds = Callable[[int], Sequence[UUID]]
 class OnDead(msgspec.Struct, frozen=True):
     """Effects that land if a job dies. They can land more than once: a job that is replayed may die again."""
 
-    effects: StampedEffects
+    effects: BuiltEffects
     named: frozenset[UUID] = frozenset()
     """Follow-ups whose ids were given by the producer. The others get a new id each time."""
 
@@ -166,7 +166,7 @@ class OnDead(msgspec.Struct, frozen=True):
         """As it was stored, or a `msgspec.DecodeError`."""
         return msgspec.msgpack.decode(stored, type=cls)
 
-    def landing(self, new_ids: NewIds) -> StampedEffects:
+    def landing(self, new_ids: NewIds) -> BuiltEffects:
         """What lands at one death."""
         jobs = self.effects.jobs
         fresh = iter(new_ids(sum(job.id not in self.named for job in jobs)))
@@ -311,7 +311,7 @@ def new_job_ids(now: Instant, count: int) -> list[UUID]:
         _last = first + count - 1
     tails = unpack(f">{count}Q", os.urandom(8 * count))
     raw = [
-        _two_words((stamp >> 12) << 16 | 0x7000 | stamp & 0xFFF, 0x8000_0000_0000_0000 | tail & 0x3FFF_FFFF_FFFF_FFFF)
-        for stamp, tail in zip(range(first, first + count), tails, strict=True)
+        _two_words((build >> 12) << 16 | 0x7000 | build & 0xFFF, 0x8000_0000_0000_0000 | tail & 0x3FFF_FFFF_FFFF_FFFF)
+        for build, tail in zip(range(first, first + count), tails, strict=True)
     ]
     return msgspec.convert(raw, list[UUID])  # at a third of the price of calling `UUID` for each

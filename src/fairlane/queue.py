@@ -14,7 +14,7 @@ from uuid import UUID
 
 from fairlane.clock import SECOND, Clock, Instant, duration_of
 from fairlane.effects import Effects, landed_of
-from fairlane.enqueue import Producing, stamped_effects
+from fairlane.enqueue import Producing, built_effects
 from fairlane.errors import (
     AlreadySettled,
     ClaimLost,
@@ -73,12 +73,12 @@ class Connection:
     producing: Producing
     identity: WorkerIdentity
     """The worker that claims by hand."""
-    ear: Ear
+    alive_lock: QueueListener
     """What waits for jobs, in all queues."""
 
     async def close(self) -> None:
         await self.producing.telemetry.hooks.flush()
-        await self.ear.close()
+        await self.alive_lock.close()
         await self.store.close()
 
 
@@ -230,7 +230,7 @@ class Queue:
             while claimed.more and not claimed.claims and asked < ASKED_AT_MOST:
                 claimed, asked = await once(), asked + 1
         finally:
-            connection.ear.claimed(queue)
+            connection.alive_lock.claimed(queue)
         self._turns.note(queue, claimed.vtime, is_idle=len(claimed.claims) < n)
         held = HeldLease(claimed.lease, duration)
         return [HeldClaim(each, held, self._source) for each in claimed.claims]
@@ -243,7 +243,7 @@ class Queue:
         """
         until = None if timeout is None else max(0, duration_of("wait: timeout", timeout))
         connection = await self._source.connected(self.partitions)
-        return await connection.ear.wait(partition_names(self._in_force), until)
+        return await connection.alive_lock.wait(partition_names(self._in_force), until)
 
     async def explain(self, **keys: object) -> Explanation:
         """Everything that holds all jobs of the queue, or all of these keys in it, and what would start next."""
@@ -427,9 +427,9 @@ class HeldClaim:
         """
         done = self._done(result)
         if effects is not None:
-            stamp = (await self._source.connected()).producing.stamp
+            build = (await self._source.connected()).producing.build
             most = self._source.max_payload
-            done = Done(done.result, stamped_effects(effects.enqueue, effects.put, effects.delete, stamp, most))
+            done = Done(done.result, built_effects(effects.enqueue, effects.put, effects.delete, build, most))
         ended = await settle_together(self._source, [(self, done)], ran, tx)
         return landed_of(done.effects, ended.get(self.id))
 
@@ -631,7 +631,7 @@ class _Line:
                 waiter.set_result(None)
 
 
-class Ear:
+class QueueListener:
     """What waits for jobs in all queues of an app, in this process."""
 
     def __init__(self, store: Store, clock: Clock, identity: WorkerIdentity) -> None:
@@ -694,7 +694,7 @@ class Ear:
 
     def _watch(self, line: _Line) -> None:
         if self._listening is None:
-            self._listening = asyncio.create_task(self._listen(), name="fairlane ear")
+            self._listening = asyncio.create_task(self._listen(), name="fairlane listener")
         if line.watcher is None:
             line.watcher = asyncio.create_task(self._serve(line), name=f"fairlane waiters of {line.queue}")
 
@@ -718,7 +718,7 @@ class Ear:
     async def _look(self, line: _Line, want: int) -> Looked:
         async def once() -> Looked:
             if self._listener is None:
-                raise StoreUnavailable("the ear has lost its connection")
+                raise StoreUnavailable("the listener has lost its connection")
             return await self._store.look(line.queue, want, worker=self.identity, listener=self._listener)
 
         line.is_registered = True

@@ -61,9 +61,9 @@ class Alarm:
     """One timer for many due times, on the monotonic clock. It rings at the earliest; its owner then does what is due,
     and sets it again."""
 
-    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+    def __init__(self, clock: Clock, wakeup: Callable[[], None]) -> None:
         self._clock = clock
-        self._ring = ring
+        self._ring = wakeup
         self._at: Instant | None = None
         self._sleeper: asyncio.Task[None] | None = None
 

@@ -203,7 +203,7 @@ class Demo:
 
     async def _add_up(self, store: Store) -> None:
         for stream in self.streams:
-            while (await store.tally(stream.queue)).more:
+            while (await store.add_up(stream.queue)).more:
                 pass
 
     async def _one(self, account: str, state: State) -> UUID:

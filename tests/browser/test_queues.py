@@ -18,7 +18,7 @@ async def busy(served: Served) -> None:
         if claim.keys["account"] == "globex":
             await claim.ack("done")
     await served.app.queues["webhooks"].claim(1)
-    await (await served.app.opened()).tally("webhooks")
+    await (await served.app.opened()).add_up("webhooks")
 
 
 def test_the_overview_says_who_waits_and_why_and_leads_to_it(page: Page, served: Served) -> None:

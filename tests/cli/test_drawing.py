@@ -54,7 +54,7 @@ GAUGE = GaugeView(
 
 
 def queue(name: str = "webhooks", **given: Any) -> QueueView:
-    figures: dict[str, Any] = {
+    stats: dict[str, Any] = {
         "ready": 4_120,
         "held": [],
         "held_jobs": 0,
@@ -71,9 +71,9 @@ def queue(name: str = "webhooks", **given: Any) -> QueueView:
         "is_paused": False,
         "partitions": 1,
         "unseen": 0,
-        "figures_as_of": NOW,
+        "stats_as_of": NOW,
     }
-    view = QueueView(queue=name, status=QueueStatus.IDLE, words="", **(figures | given))
+    view = QueueView(queue=name, status=QueueStatus.IDLE, words="", **(stats | given))
     status, words = status_of(view)
     return QueueView(
         **{each: getattr(view, each) for each in view.__struct_fields__ if each not in ("status", "words")},
@@ -83,7 +83,7 @@ def queue(name: str = "webhooks", **given: Any) -> QueueView:
 
 
 def key(value: str = "acme", **given: Any) -> KeyView:
-    figures: dict[str, Any] = {
+    stats: dict[str, Any] = {
         "keys": {"account": value},
         "queue": "webhooks",
         "waiting": 4_120,
@@ -102,11 +102,11 @@ def key(value: str = "acme", **given: Any) -> KeyView:
         "hours": [0] * 23 + [9],
         "drained_in": 2_280.0,
     }
-    return KeyView(**(figures | given))
+    return KeyView(**(stats | given))
 
 
 def worker(name: str = "web-1:77", **given: Any) -> WorkerView:
-    figures: dict[str, Any] = {
+    stats: dict[str, Any] = {
         "id": "0198c0de-0000-7000-8000-000000000000",
         "host": "web-1",
         "pid": 77,
@@ -127,7 +127,7 @@ def worker(name: str = "web-1:77", **given: Any) -> WorkerView:
         "tasks": ["deliver"],
         "figures": {},
     }
-    return WorkerView(name=name, **(figures | given))
+    return WorkerView(name=name, **(stats | given))
 
 
 def overview(*queues: QueueView, keys: tuple[KeyView, ...] = (), workers: tuple[WorkerView, ...] = ()) -> Overview:
@@ -148,7 +148,7 @@ def assert_fits(lines: list[Any], width: int = 80) -> None:
 
 
 def test_what_troubles_a_worker_is_told_below_it() -> None:
-    troubled = worker(troubles={"publishing": "OSError: nobody is there"})
+    troubled = worker(warnings={"publishing": "OSError: nobody is there"})
     found = WorkerList(now=NOW, workers=[troubled], alive=1, late=0, slots=20, running=5)
     _, row, below, *_ = text(draw_workers(found, 100)).splitlines()
     assert row.split()[:2] == ["web-1:77", "troubled"]

@@ -54,7 +54,7 @@ def on_store(url: str, work: Callable[[Store], Any]) -> None:
 
 
 async def report(store: Store, **given: Any) -> None:
-    figures: dict[str, Any] = {
+    stats: dict[str, Any] = {
         "name": "web-1:77",
         "host": "web-1",
         "pid": 77,
@@ -67,7 +67,7 @@ async def report(store: Store, **given: Any) -> None:
         "loops": {"claiming": "running"},
         "tasks": ["deliver"],
     }
-    await store.run(records.report(ME.id, WorkerReport(**(figures | given))))
+    await store.run(records.report(ME.id, WorkerReport(**(stats | given))))
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def shop(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
         await store.settle([settle(first, Done(None), 1)])
         assert len((await store.claim("webhooks", lambda: 5, worker=ME, lease=lease)).claims) == 1
         await store.claim("webhooks", lambda: 5, worker=ME, lease=lease)
-        await store.tally("webhooks")
+        await store.add_up("webhooks")
         await report(store)
 
     asyncio.run(enqueue())

@@ -118,7 +118,7 @@ def test_an_interrupted_change_says_how_to_go_on_and_goes_on(run: Run, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("fairlane.store.policies.rehome", interrupt)
+        patched.setattr("fairlane.store.policies.move_misrouted", interrupt)
         stopped = run("partition", "email", "--to", "4", "--by", "account", "--yes")
     assert stopped.exit_code == 1
     assert "keys that move stand still until it is over: workers go on with it" in stopped.output
@@ -139,7 +139,7 @@ def test_a_change_that_is_under_way_is_given_up(run: Run, monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("fairlane.store.policies.rehome", interrupt)
+        patched.setattr("fairlane.store.policies.move_misrouted", interrupt)
         run("partition", "email", "--to", "4", "--by", "account", "--yes")
     planned = run("partition", "email", "--to", "1", "--abandon", "--dry-run").output
     assert "email: the change to 4 is given up; 1 → 1 partition" in planned

@@ -63,7 +63,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     sys.modules.pop("simulated_shop", None)
 
 
-def figures(result: Result) -> list[dict[str, Any]]:
+def stats(result: Result) -> list[dict[str, Any]]:
     assert result.exit_code == 0, result.output
     found: list[dict[str, Any]] = json.loads(result.stdout)["simulations"]
     return found
@@ -71,7 +71,7 @@ def figures(result: Result) -> list[dict[str, Any]]:
 
 def test_two_policies_are_compared_on_a_declared_workload(run: Run) -> None:
     compared = ("--policy", "fifo.json", "--against", "fair.json", "--workload", "monday.toml", "--slots", "5")
-    fifo, fair = figures(run(*compared, "--json"))
+    fifo, fair = stats(run(*compared, "--json"))
     waits = [next(group for group in each["classes"] if group["name"] == "small")["waits"] for each in (fifo, fair)]
     assert waits[1]["p95"] < waits[0]["p95"]
     assert (fifo["runs"], fair["runs"]) == (250, 250)
@@ -95,7 +95,7 @@ def test_the_same_seed_prints_the_same(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_policy_of_an_app_is_tried_without_a_database(run: Run, tmp_path: Path) -> None:
-    (found,) = figures(run("--app", "simulated_shop:app", "--workload", "monday.toml", "--json"))
+    (found,) = stats(run("--app", "simulated_shop:app", "--workload", "monday.toml", "--json"))
     assert found["policy"] == "Fair(by='account', charge='time'), Concurrency(2, by='account')"
     assert found["limits"][0]["fullest"] == "hot"
     assert not (tmp_path / "shop.db").exists()
@@ -104,7 +104,7 @@ def test_the_policy_of_an_app_is_tried_without_a_database(run: Run, tmp_path: Pa
 def test_a_trace_is_simulated_until_a_time(run: Run, tmp_path: Path) -> None:
     lines = [json.dumps({"at": 0, "run_time": 1, "keys": {"account": str(n)}, "task": "t"}) for n in range(5)]
     (tmp_path / "jobs.jsonl").write_text("\n".join(lines))
-    (found,) = figures(run("--policy", "fair.json", "--trace", "jobs.jsonl", "--slots", "1", "--until", "2s", "--json"))
+    (found,) = stats(run("--policy", "fair.json", "--trace", "jobs.jsonl", "--slots", "1", "--until", "2s", "--json"))
     assert (found["runs"], found["left"], found["seconds"]) == (2, 3, 2.0)
     shown = run("--policy", "fair.json", "--trace", "jobs.jsonl", "--slots", "1", "--until", "2s", "--keys", "0")
     assert "2 (+3 left)" in shown.stdout
@@ -127,7 +127,7 @@ def test_what_a_queue_has_been_through_is_simulated_under_its_own_policy_and_ano
 
     asyncio.run(live())
     at = ("--url", "sqlite:///shop.db", "--history", "webhooks")
-    own, other = figures(run(*at, "--against", "fifo.json", "--json"))
+    own, other = stats(run(*at, "--against", "fifo.json", "--json"))
     assert (own["runs"], other["runs"]) == (9, 9)
     assert own["policy"] == "Fair(by='account', charge='time'), Concurrency(2, by='account')"
     assert sorted(group["name"] for group in own["keys"]) == ["a0", "a1", "a2"]
@@ -168,7 +168,7 @@ def test_plots_are_written_as_pictures_that_a_reader_can_search(run: Run, tmp_pa
     compared = ("--policy", "fifo.json", "--against", "fair.json", "--workload", "monday.toml", "--slots", "5")
     drawn = run(*compared, "--plot", "plots", "--json")
     assert drawn.exit_code == 0
-    assert len(figures(drawn)) == 2
+    assert len(stats(drawn)) == 2
     names = {"waits.svg", "slots-a.svg", "slots-b.svg", "waiting-a.svg", "waiting-b.svg"}
     assert {path.name for path in (tmp_path / "plots").iterdir()} == names
     for name in names:
@@ -176,7 +176,7 @@ def test_plots_are_written_as_pictures_that_a_reader_can_search(run: Run, tmp_pa
         words = " ".join(ElementTree.fromstring(text).itertext())
         assert "small" in words
         assert "prefers-color-scheme: dark" in text
-    (found,) = figures(run("--policy", "fair.json", "--workload", "monday.toml", "--plot", "one", "--json"))
+    (found,) = stats(run("--policy", "fair.json", "--workload", "monday.toml", "--plot", "one", "--json"))
     assert {path.name for path in (tmp_path / "one").iterdir()} == {"waits.svg", "slots.svg", "waiting.svg"}
     assert found["runs"] == 250
 

@@ -16,15 +16,15 @@ from tests.dashboard.world import API, World
 ACME = {"queue": "webhooks", "key.account": "acme"}
 
 
-async def previewed(client: httpx.AsyncClient, deed: str, fields: dict[str, str]) -> str:
-    answer = await client.get(f"{ROOT}/do/{deed}", params=fields)
+async def previewed(client: httpx.AsyncClient, action: str, fields: dict[str, str]) -> str:
+    answer = await client.get(f"{ROOT}/do/{action}", params=fields)
     assert answer.status_code == 200, answer.text
     return answer.text
 
 
-async def done(client: httpx.AsyncClient, deed: str, fields: dict[str, str], reason: str = "a ticket") -> str:
-    form = {**fields, "csrf": csrf_of(await previewed(client, deed, fields)), "reason": reason}
-    answer = await client.post(f"{ROOT}/do/{deed}", data=form)
+async def done(client: httpx.AsyncClient, action: str, fields: dict[str, str], reason: str = "a ticket") -> str:
+    form = {**fields, "csrf": csrf_of(await previewed(client, action, fields)), "reason": reason}
+    answer = await client.post(f"{ROOT}/do/{action}", data=form)
     assert answer.status_code == 200, answer.text
     return answer.text
 
@@ -58,13 +58,13 @@ async def test_previews_of_pauses_and_limits_count_the_jobs_they_are_about(world
     """One ready, one scheduled, one running of acme in webhooks; see `world`."""
     client = await world.site.visitor()
     limit = {**ACME, "limit": "concurrency:account", "value": "1"}
-    for deed, fields in (
+    for action, fields in (
         ("pause", {"queue": "webhooks"}),
         ("pause", ACME),
         ("set-limit", limit),
         ("suspend", {"queue": "webhooks"}),
     ):
-        assert "2 jobs wait and 1 run there now" in await previewed(client, deed, fields), deed
+        assert "2 jobs wait and 1 run there now" in await previewed(client, action, fields), action
     nobody = {"queue": "webhooks", "key.account": "nobody"}
     assert "0 jobs wait and 0 run there now" in await previewed(client, "pause", nobody)
     sent = {"keys": {"account": "acme"}, "dry_run": True}
@@ -127,8 +127,8 @@ async def test_the_page_that_says_done_takes_it_back(
 ) -> None:
     """All of it: the same number, with the same end."""
     client = await world.site.visitor()
-    for deed in first:
-        await done(client, *deed)
+    for action in first:
+        await done(client, *action)
     before = await state_of(world)
     world.clock.advance("1m")
     page = await done(client, *then)
@@ -193,15 +193,15 @@ async def test_a_form_that_does_not_say_what_to_restore_is_refused(world: World,
 
 async def test_what_cannot_be_undone_says_so(world: World) -> None:
     client = await world.site.visitor()
-    for deed, fields in (
+    for action, fields in (
         ("cancel-jobs", {"queue": "webhooks"}),
         ("purge-jobs", {"job": str(world.jobs["dead"])}),
         ("trigger-schedule", {"schedule": "nightly"}),
     ):
-        page = await done(client, deed, fields)
+        page = await done(client, action, fields)
         assert "cannot be undone" in page
         assert "Undo:" not in page
-    told = {deed.slug for deed in ACTIONS if deed.afterwards}
+    told = {action.slug for action in ACTIONS if action.afterwards}
     assert told == {"cancel-jobs", "retry-jobs", "force-jobs", "replay-jobs", "purge-jobs", "trigger-schedule"}
 
 

@@ -125,7 +125,7 @@ async def test_what_is_asked_for_is_never_run_either(hostile: World) -> None:
     ):
         path = page.path.replace("{queue}", "webhooks").replace("{job}", str(hostile.jobs["ready"]))
         check_page(await person.get(f"{ROOT}{path}", params={name: XSS}))
-    for deed in ACTIONS:
+    for action in ACTIONS:
         fields = {"queue": "webhooks", "job": str(hostile.jobs["ready"]), "back": f"/{XSS}", "key.account": XSS}
         fields["schedule"] = XSS
         for more in (
@@ -133,7 +133,7 @@ async def test_what_is_asked_for_is_never_run_either(hostile: World) -> None:
             {"limit": "account", "value": "1", "weight": "2"},
             {"limit": XSS, "lasting": XSS, "task": XSS},
         ):
-            check_page(await person.get(f"{ROOT}/do/{deed.slug}", params={**fields, **more}))
+            check_page(await person.get(f"{ROOT}/do/{action.slug}", params={**fields, **more}))
     check_page(await hostile.site.stranger().get(f"{ROOT}/login", params={"next": f"/{XSS}"}))
     check_page(await hostile.site.stranger().post(f"{ROOT}/login", data={"name": XSS, "token": XSS, "next": XSS}))
 
@@ -219,8 +219,8 @@ async def test_every_deed_of_a_page_is_for_operators_and_of_their_own_session(wo
     viewer, ann, ben = await world.person("eve", VIEWER_TOKEN), await world.person("ann"), await world.person("ben")
     theirs = csrf_of((await ben.get(f"{ROOT}/")).text)
     fields = {"queue": "webhooks", "job": str(world.jobs["ready"]), "limit": "1", "reason": "x"}
-    for deed in ACTIONS:
-        address = f"{ROOT}/do/{deed.slug}"
+    for action in ACTIONS:
+        address = f"{ROOT}/do/{action.slug}"
         assert (await world.site.stranger().get(address, params=fields)).status_code == 303
         assert (await world.site.stranger().post(address, data=fields)).status_code in (303, 401)
         assert (await viewer.get(address, params=fields)).status_code == 403
@@ -246,19 +246,19 @@ async def test_no_page_and_no_deed_breaks_at_nonsense(world: World) -> None:
     for page, (name, value) in itertools.product(PAGES, asked):
         path = page.path.replace("{queue}", "webhooks").replace("{job}", str(world.jobs["ready"]))
         check_page(await person.get(f"{ROOT}{path}", params={name: value}))
-    for deed, name in itertools.product(
+    for action, name in itertools.product(
         ACTIONS, ("queue", "task", "key", "limit", "job", "value", "weight", "lasting", "delay")
     ):
         fields = {"queue": "webhooks", "job": str(world.jobs["ready"]), "key.account": "acme", name: digits}
-        check_page(await person.get(f"{ROOT}/do/{deed.slug}", params=fields))
-    for deed, name in itertools.product(ACTIONS, ("reason", "limit")):
+        check_page(await person.get(f"{ROOT}/do/{action.slug}", params=fields))
+    for action, name in itertools.product(ACTIONS, ("reason", "limit")):
         fields = {
             "queue": "webhooks",
             "job": str(NOBODY),
             "csrf": csrf,
             name: "\0" if name == "reason" else "9" * 5_000,
         }
-        check_page(await person.post(f"{ROOT}/do/{deed.slug}", data=fields))
+        check_page(await person.post(f"{ROOT}/do/{action.slug}", data=fields))
     for query in ("page=%00", "page=//evil.test/x", "page=/jobs%3Fafter%3Dx&every=0", "every=2&page=/x"):
         check_page(await person.get(f"{ROOT}/live?{query}"))
     for raw in (b"/jobs/%00", b"/queues/%00", b"/queues/%ff/keys", b"/%00", b"/do/%00"):

@@ -35,13 +35,13 @@ async def state_of(shop: App, job: UUID) -> State:
     return await shop.job(job).status()
 
 
-async def confirm(site: Site, deed: str, reason: str = "ticket 7", name: str = "ann", **fields: str) -> str:
+async def confirm(site: Site, action: str, reason: str = "ticket 7", name: str = "ann", **fields: str) -> str:
     """Look at a deed, then do it; what the last page says."""
     visitor = await site.visitor(name)
-    preview = await visitor.get(f"{ROOT}/do/{deed}", params=fields)
+    preview = await visitor.get(f"{ROOT}/do/{action}", params=fields)
     assert preview.status_code == 200, preview.text
     sent = {"csrf": csrf_of(preview.text), "reason": reason, **fields}
-    done = await visitor.post(f"{ROOT}/do/{deed}", data=sent)
+    done = await visitor.post(f"{ROOT}/do/{action}", data=sent)
     assert done.status_code == 200, done.text
     return done.text
 

@@ -21,9 +21,9 @@ KEY = "/queues/webhooks/key?key.account=acme"
 ACME = {"queue": "webhooks", "key.account": "acme"}
 
 
-async def tally(shop: App) -> None:
+async def stats(shop: App) -> None:
     """What workers do by themselves: the figures are added up."""
-    await (await shop.opened()).tally("webhooks")
+    await (await shop.opened()).add_up("webhooks")
 
 
 async def busy(shop: App) -> None:
@@ -34,7 +34,7 @@ async def busy(shop: App) -> None:
     for _ in range(5):
         await enqueue(shop, "acme")
     await shop.queues["webhooks"].claim(10)
-    await tally(shop)
+    await stats(shop)
 
 
 async def text_of(site: Site, path: str) -> str:
@@ -82,7 +82,7 @@ async def test_keys_are_listed_searched_sorted_and_paged(site: Site, shop: App) 
     for number in range(60):
         await enqueue(shop, f"tenant-{number:02}")
     await shop.queues["webhooks"].claim(3)
-    await tally(shop)
+    await stats(shop)
     first = await text_of(site, "/queues/webhooks/keys?sort=name")
     assert "tenant-00" in first
     assert "tenant-59" not in first
@@ -119,11 +119,11 @@ async def test_a_key_is_paused_and_resumed(site: Site, shop: App) -> None:
 
 
 async def test_a_queue_is_paused_and_resumed_and_its_limits_suspended(site: Site, shop: App) -> None:
-    for deed in ("pause", "resume", "suspend", "unsuspend"):
-        await confirm(site, deed, queue="webhooks")
+    for action in ("pause", "resume", "suspend", "unsuspend"):
+        await confirm(site, action, queue="webhooks")
         seen = await shop.operations.queues.show("webhooks")
-        assert seen.view.is_paused == (deed == "pause")
-        assert seen.limits[0].is_suspended == (deed == "suspend")
+        assert seen.view.is_paused == (action == "pause")
+        assert seen.limits[0].is_suspended == (action == "suspend")
 
 
 async def test_a_limit_and_a_weight_are_changed_for_a_key_and_given_back(site: Site, shop: App) -> None:
@@ -149,9 +149,9 @@ async def test_a_limit_and_a_weight_are_changed_for_a_key_and_given_back(site: S
     ],
 )
 async def test_a_change_that_makes_no_sense_is_refused_before_it_can_be_confirmed(
-    site: Site, deed: str, fields: dict[str, str]
+    site: Site, action: str, fields: dict[str, str]
 ) -> None:
-    answer = await (await site.visitor()).get(f"{ROOT}/do/{deed}", params=fields)
+    answer = await (await site.visitor()).get(f"{ROOT}/do/{action}", params=fields)
     assert answer.status_code == 422
     assert 'role="alert"' in answer.text
 
@@ -211,7 +211,7 @@ async def test_o16_pages_show_numbers_that_jobs_brought_with_where_they_came_fro
     await deliver.using(context={"weight": 4, "slots": 8}).enqueue_many([deliver.call("acme")] * 9)
     await app.queues["webhooks"].claim(20)
     await app.operations.weights.boost("webhooks", 2, keys={"account": "acme"}, actor="ann", reason="a test")
-    await tally(app)
+    await stats(app)
     text = unescape(await text_of(site, KEY))
     assert "Concurrency(8, by='account')" in text
     assert "8 of 8" in text

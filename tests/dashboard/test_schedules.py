@@ -100,14 +100,14 @@ async def test_every_deed_is_seen_first_then_done_and_recorded_with_who_and_why(
 ) -> None:
     ann = await site.visitor("ann")
 
-    async def seen(deed: str) -> str:
-        answer = await ann.get(f"{ROOT}/do/{deed}", params={"schedule": "hourly/sync", "back": "/schedules"})
+    async def seen(action: str) -> str:
+        answer = await ann.get(f"{ROOT}/do/{action}", params={"schedule": "hourly/sync", "back": "/schedules"})
         assert answer.status_code == 200, answer.text
         return answer.text
 
-    async def done(deed: str, reason: str) -> str:
-        sent = {"csrf": csrf_of(await seen(deed)), "schedule": "hourly/sync", "reason": reason, "back": "/schedules"}
-        answer = await ann.post(f"{ROOT}/do/{deed}", data=sent)
+    async def done(action: str, reason: str) -> str:
+        sent = {"csrf": csrf_of(await seen(action)), "schedule": "hourly/sync", "reason": reason, "back": "/schedules"}
+        answer = await ann.post(f"{ROOT}/do/{action}", data=sent)
         assert answer.status_code == 200, answer.text
         return answer.text
 
@@ -133,9 +133,9 @@ async def test_every_deed_is_seen_first_then_done_and_recorded_with_who_and_why(
 async def test_viewers_look_and_are_offered_nothing_to_do(site: Site, scheduled: App) -> None:
     assert "/do/" not in await looked(site, token=VIEWER_TOKEN)
     viewer = await site.visitor("vic", VIEWER_TOKEN)
-    for deed in (each for each in ACTIONS if each.name.endswith("-schedule")):
-        refused = await viewer.get(f"{ROOT}/do/{deed.slug}", params={"schedule": "hourly/sync"})
-        assert refused.status_code == 403, deed.slug
+    for action in (each for each in ACTIONS if each.name.endswith("-schedule")):
+        refused = await viewer.get(f"{ROOT}/do/{action.slug}", params={"schedule": "hourly/sync"})
+        assert refused.status_code == 403, action.slug
 
 
 async def test_a_schedule_that_is_not_there_is_not_found_and_none_is_asked_for(site: Site, scheduled: App) -> None:

@@ -114,7 +114,7 @@ async def test_what_the_broker_refuses_waits_in_its_place_and_was_never_started(
         record = await job.record()
         assert (record.state, record.attempt) == (State.READY, 0)
         assert record.error == "broker refused: ConnectionRefusedError: nobody there"
-        assert "nobody there" in dispatcher.health().troubles["publishing"]
+        assert "nobody there" in dispatcher.health().warnings["publishing"]
         asked = forwarder.asked
         await turns(200)
         assert forwarder.asked == asked  # left alone until a pause is over
@@ -125,7 +125,7 @@ async def test_what_the_broker_refuses_waits_in_its_place_and_was_never_started(
         # In its old place, and its token of the rate was given back.
         assert [message.id for message in forwarder.messages] == [job.id]
         await turns(50)
-        assert dispatcher.health().troubles == {}
+        assert dispatcher.health().warnings == {}
         assert await behind.status() is State.READY
 
 
@@ -205,7 +205,7 @@ async def test_a_broker_that_does_not_answer_has_refused(
     job = await blocking.task(double, queue="emails").enqueue(21)
     async with dispatching(blocking) as dispatcher:
         await store.finished("settle")
-        assert "has not answered for 0.01 s" in dispatcher.health().troubles["publishing"]
+        assert "has not answered for 0.01 s" in dispatcher.health().warnings["publishing"]
         record = await job.record()
         assert (record.state, record.attempt) == (State.READY, 0)
     assert dispatcher.left_running == 1  # its thread: the process must not wait for it

@@ -39,7 +39,7 @@ async def reported(app: App, dispatcher: Dispatcher) -> Store:
 async def refused(app: App, forwarder: PaperForwarder, dispatcher: Dispatcher) -> tuple[Store, Job[Any]]:
     forwarder.refusal = ConnectionError("nobody is there")
     job = await forwarder.task_of(send).enqueue(1)
-    await until(lambda: PUBLISHING in dispatcher.troubles.now)
+    await until(lambda: PUBLISHING in dispatcher.warnings.now)
     return await reported(app, dispatcher), job
 
 
@@ -77,10 +77,10 @@ async def test_a_broker_that_is_back_is_no_trouble_although_there_is_nothing_to_
         clock.advance("1s")
         await until(lambda: dispatcher.publishing._is_pausing is None)
         await dispatcher.publishing.look_after(dispatcher._outage)
-        assert PUBLISHING in dispatcher.troubles.now  # it can be reached, and may refuse messages all the same
+        assert PUBLISHING in dispatcher.warnings.now  # it can be reached, and may refuse messages all the same
         dispatcher.publishing._refused_at -= QUIET
         await dispatcher.publishing.look_after(dispatcher._outage)
-        assert PUBLISHING not in dispatcher.troubles.now
+        assert PUBLISHING not in dispatcher.warnings.now
 
 
 async def test_a_published_job_that_nobody_begins_says_so(app: App, forwarder: PaperForwarder) -> None:
@@ -93,17 +93,17 @@ async def test_a_published_job_that_nobody_begins_says_so(app: App, forwarder: P
         assert "no worker of the engine has begun it" in told.holds[0].words
         (published,) = dispatcher.publishing._published.values()
         await dispatcher.publishing.look_after(dispatcher._outage)
-        assert unbegun_in("emails") not in dispatcher.troubles.now
+        assert unbegun_in("emails") not in dispatcher.warnings.now
         published.first_at -= UNBEGUN
         await dispatcher.publishing.look_after(dispatcher._outage)
-        assert dispatcher.troubles.now[unbegun_in("emails")].startswith("1 job is at the broker, the oldest for 60")
+        assert dispatcher.warnings.now[unbegun_in("emails")].startswith("1 job is at the broker, the oldest for 60")
         await reported(app, dispatcher)
         (finding,) = [each for each in await app.operations.diagnose() if each.check == "unbegun jobs"]
         assert finding.level is Level.WARNING
         assert any("1 job is at the broker" in hint.words for hint in (await app.operations.overview()).hints)
         assert await forwarder.deliver(forwarder.messages[0]) == "sent 1"
         await dispatcher.publishing.look_after(dispatcher._outage)
-        assert unbegun_in("emails") not in dispatcher.troubles.now
+        assert unbegun_in("emails") not in dispatcher.warnings.now
 
 
 async def test_a_published_job_that_later_ones_overtake_says_so(app: App, forwarder: PaperForwarder) -> None:
@@ -118,7 +118,7 @@ async def test_a_published_job_that_later_ones_overtake_says_so(app: App, forwar
         await until(lambda: len(forwarder.messages) == 2)
         assert await forwarder.deliver(forwarder.messages[1]) == "sent 2"
         await publishing.look_after(dispatcher._outage)
-        words = dispatcher.troubles.now[unbegun_in("emails")]
+        words = dispatcher.warnings.now[unbegun_in("emails")]
         assert words.startswith("1 job is at the broker, the oldest for 60")
         assert "later ones have begun" in words
         assert "(other)" in words
@@ -128,7 +128,7 @@ async def test_a_published_job_that_later_ones_overtake_says_so(app: App, forwar
         ]
         assert await forwarder.deliver(forwarder.messages[0]) == "sent 1"
         await publishing.look_after(dispatcher._outage)
-        assert unbegun_in("emails") not in dispatcher.troubles.now
+        assert unbegun_in("emails") not in dispatcher.warnings.now
 
 
 @pytest.mark.parametrize("idle_for", [0, UNBEGUN], ids=["others begin", "nothing begins any more"])

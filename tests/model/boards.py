@@ -51,7 +51,7 @@ class Said:
     """Positions of the ready jobs of each lane."""
     running: Mapping[bytes, int]
     """How many jobs of each lane run."""
-    bells: int
+    events: int
     """What nobody has folded yet."""
 
 
@@ -68,7 +68,7 @@ async def said(store: Store, name: str) -> Said:
 
 async def _said_by_server(scheduling: Scheduling) -> Said:
     connection, queue = scheduling.connection, scheduling.queue.id
-    # Jobs first: where this is no snapshot, whatever becomes ready or ends after that has a bell.
+    # Jobs first: where this is no snapshot, whatever becomes ready or ends after that has a lane event.
     ready = await connection.fetch(
         "select lane, position from fairlane.jobs where queue_id = $1 and state = 1 order by position", queue
     )
@@ -77,9 +77,9 @@ async def _said_by_server(scheduling: Scheduling) -> Said:
     )
     loaded = await scheduling.load()
     tables = Delta(*await perform(connection, scheduling.select_all()))
-    now, bells = loaded.board.over(tables), len(loaded.arrivals) + len(loaded.releases)
+    now, events = loaded.board.over(tables), len(loaded.arrivals) + len(loaded.releases)
     counts = dict(map(tuple, running))
-    return Said(loaded.policy, loaded.mark, loaded.stored, tables, now, _by_lane(ready), counts, bells)
+    return Said(loaded.policy, loaded.mark, loaded.stored, tables, now, _by_lane(ready), counts, events)
 
 
 def _said_by_file(tx: Transaction, name: str) -> Said:
@@ -90,7 +90,7 @@ def _said_by_file(tx: Transaction, name: str) -> Said:
     found = tx.connection.execute(
         "select lane, position from jobs where queue = ? and state = 1 order by position", (queue.id,)
     )
-    bells = tx.connection.execute(
+    events = tx.connection.execute(
         "select (select count(*) from arrivals where queue = ?1) + (select count(*) from releases where queue = ?1)",
         (queue.id,),
     ).fetchone()[0]
@@ -99,7 +99,7 @@ def _said_by_file(tx: Transaction, name: str) -> Said:
     )
     ready = _by_lane(found)
     now = loaded.board.over(tables)
-    return Said(queue.policy, queue.mark, queue.stored, tables, now, ready, dict(running), bells)
+    return Said(queue.policy, queue.mark, queue.stored, tables, now, ready, dict(running), events)
 
 
 def _by_lane(found: Iterable[Any]) -> dict[bytes, list[int]]:
@@ -130,7 +130,7 @@ async def forget(store: Store, name: str) -> None:
 
 
 async def fold(store: Store, name: str) -> None:
-    """Fold every bell, and leave the tables as they are."""
+    """Fold every lane event, and leave the tables as they are."""
     match store:
         case SqliteStore():
             now = await store.now()
@@ -245,8 +245,8 @@ def differences(board: ResidentBoard, found: Said) -> list[str]:
 
 
 def miscounts(found: Said) -> list[str]:
-    """In what a board is not what its jobs make it, counted anew. Every bell is to be folded."""
-    assert not found.bells, "there are bells that nobody has folded"
+    """In what a board is not what its jobs make it, counted anew. Every lane event is to be folded."""
+    assert not found.events, "there are lane events that nobody has folded"
     lanes = {row.id: row for row in found.now.lanes}
     wrong = [
         f"lane {each.hex()} has jobs, and is not on the board" for each in {*found.ready, *found.running} - lanes.keys()
@@ -314,10 +314,10 @@ def _all(places: Mapping[Any, Any]) -> list[Any]:
 
 
 def _wrong_heads(board: ResidentBoard, found: Said) -> list[str]:
-    """Kept heads are all ready jobs from a lane's floor to the last of them. (With bells that nobody has folded, they
-    need not be.)"""
+    """Kept heads are all ready jobs from a lane's floor to the last of them. (With lane events that nobody has folded,
+    they need not be.)"""
     wrong = []
-    for lane in board.lanes.values() if not found.bells else ():
+    for lane in board.lanes.values() if not found.events else ():
         kept = [head.position for head in lane.heads[lane.next_head :]]
         ready = [position for position in found.ready.get(lane.id, []) if position >= lane.floor]
         if kept != ready[: len(kept)]:

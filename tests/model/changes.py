@@ -1,9 +1,9 @@
 """Queues whose policies, sharing and width change while claims come and go; every gate is held against what runs.
 
 A step is a method with plain arguments, as in `Life`: a sequence of steps that showed a fault can be written down and
-lived again. After each one, once every bell is folded, the board must be what the jobs themselves say: lanes and gates
-count what runs, shared gates count what holds them, a board made anew would say the same, and so does every process
-that remembers it.
+lived again. After each one, once every lane event is folded, the board must be what the jobs themselves say: lanes and
+gates count what runs, shared gates count what holds them, a board made anew would say the same, and so does every
+process that remembers it.
 
 On PostgreSQL a step may also be a meeting: somebody else holds a table while up to three actions begin one after the
 other, each in a process of its own, so that they wait for one another at that table or at a row that another has
@@ -102,7 +102,7 @@ class Ledger:
     shared: list[tuple[Any, ...]]
     left: list[tuple[Any, ...]]
     """Releases of shared gates that nobody has folded, because no queue names their limit any more."""
-    bells: int
+    events: int
 
 
 def _step(
@@ -351,7 +351,7 @@ class Changes:
             ]
         gone = [] if put else [each.id for each in found.policy.overrides.all]
         try:
-            await store.amend(self._parts(queue), put, gone, OPERATOR)
+            await store.change_overrides(self._parts(queue), put, gone, OPERATOR)
         except InvalidOverride:
             return
 
@@ -438,7 +438,7 @@ class Changes:
             await boards.fold(store, name)
             await self._check_boards(name, is_checkpoint=self.steps % 4 == 0)
         ledger = await self._read()
-        assert ledger.bells == 0
+        assert ledger.events == 0
         self._check_shared(ledger)
         for name, number in ledger.queues.items():
             found = await store.policy(name)
@@ -534,7 +534,7 @@ class Changes:
         queue, keys = (
             ("queue_id", "keys_of_lane(lane_keys, keys, task)::text") if self.is_fleet else ("queue", "lane_keys")
         )
-        bells = "select (select count(*) from releases) + (select count(*) from arrivals)"
+        events = "select (select count(*) from releases) + (select count(*) from arrivals)"
         jobs = await look(
             f"select {queue}, state, lane, priority, {keys}, shared, keeps_place from jobs "
             "where state = 2 or keeps_place"
@@ -551,7 +551,7 @@ class Changes:
             {number: now.gates for number, now in found.items()},
             [(*row[:3], msgspec.json.decode(row[3], type=list[Contender])) for row in shared],
             await look(left_behind),
-            (await look(bells))[0][0],
+            (await look(events))[0][0],
         )
 
 

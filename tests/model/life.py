@@ -22,7 +22,7 @@ import msgspec
 
 from fairlane.clock import ManualClock
 from fairlane.errors import DuplicateJob
-from fairlane.job import Claim, NewJob, StampedEffects, State
+from fairlane.job import BuiltEffects, Claim, NewJob, State
 from fairlane.policy.unique import Conflict, OnReplayConflict, Unique, unique_key
 from fairlane.scheduler.settlement import (
     Done,
@@ -183,7 +183,7 @@ class Life:
         """What the store has counted, once it has folded all that there was."""
         counts = await self.store.counts(QUEUE)
         ready, running = len(self.model.in_state(State.READY)), len(self.model.in_state(State.RUNNING))
-        assert (counts.ready, counts.running, counts.bells) == (ready, running, 0)
+        assert (counts.ready, counts.running, counts.events) == (ready, running, 0)
         assert await self.home.counted() == dict(self.model.in_flight()), "the gates count what does not run"
 
     @_step
@@ -211,7 +211,7 @@ class Life:
             self.held.remove(held)
 
     async def _settle_with_effects(self, held: Held, end: End) -> None:
-        effects = StampedEffects(
+        effects = BuiltEffects(
             tuple(self._jobs(end.follow_ups)),
             {} if end.put is None else {f"key-{end.put}": b"%d" % self.steps},
             () if end.delete is None else (f"key-{end.delete}",),
@@ -383,7 +383,7 @@ class Life:
         for job in self.model.jobs:
             await self._check_history(job)
         await self._check_values()
-        assert await self.store.counts(QUEUE) == QueueCounts(ready=0, running=0, parked_lanes=0, bells=0)
+        assert await self.store.counts(QUEUE) == QueueCounts(ready=0, running=0, parked_lanes=0, events=0)
         assert await self.home.counted() == {}
         assert await self.home.keys_of_nobody() == []
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from fairlane.clock import Instant
-from fairlane.job import Claim, JobRecord, NewJob, Outcome, StampedEffects, State, UniqueKey, Until
+from fairlane.job import BuiltEffects, Claim, JobRecord, NewJob, Outcome, State, UniqueKey, Until
 from fairlane.policy import Concurrency, Limit, Policy, Rate
 from fairlane.policy.policy import BoundLimit
 from fairlane.policy.unique import Conflict, OnReplayConflict
@@ -268,7 +268,7 @@ class Model:
         return min(times, default=None)
 
     def in_flight(self) -> Counter[bytes]:
-        """What each gate that counts must say once all bells are folded."""
+        """What each gate that counts must say once all lane events are folded."""
         return Counter(
             gate
             for job in self.in_state(State.RUNNING)
@@ -303,7 +303,7 @@ class Model:
             job.state, job.batch = settlement.to, None
             job.due = now + (settlement.delay or 0) if settlement.to is State.SCHEDULED else None
 
-    def effects(self, effects: StampedEffects) -> None:
+    def effects(self, effects: BuiltEffects) -> None:
         for key in effects.deletes:
             self.values.pop(key, None)
         self.values |= effects.puts

@@ -166,7 +166,7 @@ def test_after_it_a_whole_round_of_good_runs_raises_it_by_one() -> None:
     caps = []
     for _ in range(4):
         life.step("start", 1_000, SECOND)
-        for _ in range(len(life.claims)):  # in bells of their own, as in one
+        for _ in range(len(life.claims)):  # in lane events of their own, as in one
             life.step("good", 1, 1)
         caps.append(limit.cap_of(life.gate))
     assert caps == [11, 12, 13, 14]

@@ -46,21 +46,21 @@ class Life:
         return count
 
     def end(self, count: int = 1, how: str = "good", *, newest: bool = False) -> None:
-        """End so many, in the bells in which stores report them."""
+        """End so many, in the lane events in which stores report them."""
         if newest:
             self.claims.reverse()
         ending, self.claims = sorted(self.claims[:count]), sorted(self.claims[count:])
         if not ending:
             return
         if how == "fail":
-            bells = [Release(b"l", 1, 1, 0.0, 0, 0.0, 0, 1, 0, at) for at in ending]
+            events = [Release(b"l", 1, 1, 0.0, 0, 0.0, 0, 1, 0, at) for at in ending]
         elif how == "return":
-            bells = [Release(b"l", 0, 0, 0.0, len(ending), 0.0, ending[0])]
+            events = [Release(b"l", 0, 0, 0.0, len(ending), 0.0, ending[0])]
         else:
             neutral = len(ending) if how == "snooze" else 0
-            bells = [Release(b"l", len(ending), 1, 0.0, 0, 0.0, 0, 0, neutral, ending[-1])]
-        for bell in bells:
-            self.gate.free(bell, self.now, 0, "t")
+            events = [Release(b"l", len(ending), 1, 0.0, 0, 0.0, 0, 0, neutral, ending[-1])]
+        for event in events:
+            self.gate.free(event, self.now, 0, "t")
 
     def fail(self, count: int) -> None:
         assert self.start(count) == count

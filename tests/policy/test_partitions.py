@@ -160,7 +160,7 @@ def test_a_sequence_by_the_partition_key_stays_in_order() -> None:
 
 def test_jobs_must_carry_the_keys_that_say_where_they_belong() -> None:
     (first, *_) = divided(Policy("email"), 2, ("account",))
-    assert first.stamped_keys == ("account",)
+    assert first.keys_of_job == ("account",)
     with pytest.raises(InvalidPolicy, match="account"):
         divided(Policy("email", keys=("region",)), 2, ("account",))
     with pytest.raises(InvalidPolicy, match="account"):

@@ -38,7 +38,7 @@ def test_lists_say_the_same_as_tuples() -> None:
     loose: Any = {"limits": [Concurrency(1, by="a")], "keys": ["a", "b"]}
     assert Policy("q", **loose) == Policy("q", limits=(Concurrency(1, by="a"),), keys=("a", "b"))
     named: Any = "account"
-    assert Policy("q", keys=named).stamped_keys == ("account",)
+    assert Policy("q", keys=named).keys_of_job == ("account",)
 
 
 def test_two_declarations_that_say_the_same_have_the_same_digest() -> None:

@@ -79,7 +79,7 @@ def test_no_window_is_overfilled_by_claims_that_were_held_and_given_back(
         back = {"none": [], "last": held[-1:], "all": held}[which]
         held = held[: len(held) - len(back)]
         if back:
-            # As a bell reports them: all that one lane gave back, and when the oldest was charged.
+            # As a lane event reports them: all that one lane gave back, and when the oldest was charged.
             since, count = back[0][0], sum(each for _, each in back)
             rate.free(gate, given_back(count, since), now, now - since, None)
         count = min(asked, rate.room_at(gate, now))

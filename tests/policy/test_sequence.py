@@ -14,7 +14,7 @@ def test_the_lane_is_the_sequence_s_key() -> None:
     assert Policy.decode(policy.encoded) == policy
     with_more = Policy("documents", limits=(Sequence(by="document"),), keys=("document", "region"))
     assert with_more.lane_keys == ("document",)
-    assert with_more.stamped_keys == ("document", "region")
+    assert with_more.keys_of_job == ("document", "region")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from fairlane.policy.unique import Holder, Unique, admit, digest_of, unique_key
 NOW = 1_000_000
 
 
-def stamped(unique: Unique, *args: object, **kwargs: object) -> UniqueKey | None:
+def built(unique: Unique, *args: object, **kwargs: object) -> UniqueKey | None:
     return unique_key(unique, "deliver", args, kwargs, b"payload")
 
 
@@ -27,21 +27,21 @@ def test_the_identity_of_a_unique_key_is_fixed() -> None:
 
 
 def test_a_key_is_a_value_a_tuple_or_a_function_of_the_arguments() -> None:
-    by_function = stamped(Unique(lambda number, account: (account, number)), 42, account="acme")
-    by_value = stamped(Unique(("acme", "42")))
+    by_function = built(Unique(lambda number, account: (account, number)), 42, account="acme")
+    by_value = built(Unique(("acme", "42")))
     assert by_function is not None
     assert by_function == by_value
 
 
 @pytest.mark.parametrize("unique", [Unique(None), Unique(lambda: None)])
 def test_none_is_off(unique: Unique) -> None:
-    assert stamped(unique) is None
+    assert built(unique) is None
 
 
 @pytest.mark.parametrize("key", [1.5, True, object(), "x" * 513, "\x00"])
 def test_what_has_no_canonical_form_is_refused_with_the_tasks_name(key: object) -> None:
     with pytest.raises(InvalidKey, match="task 'deliver'"):
-        stamped(Unique(key))
+        built(Unique(key))
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ class Ledger:
         return run
 
     def fold(self, now: Instant) -> None:
-        """A claim folds what was given back before it. Bells of one claim are folded lane by lane."""
+        """A claim folds what was given back before it. Lane events of one claim are folded lane by lane."""
         self.tokens += [(now, run.lane, run.at) for run in self.returned]
         self.returned.clear()
 

@@ -31,7 +31,7 @@ class Bench:
         self.claimed: dict[int, Start] = {}
 
     def enqueue(self, keys: Mapping[str, str | None], count: int = 1, priority: int = 0) -> list[Head]:
-        mine = {name: keys[name] for name in self.policy.stamped_keys}
+        mine = {name: keys[name] for name in self.policy.keys_of_job}
         lane = (priority, tuple(sorted(mine.items())))
         self.names[self.ledger.lane_id(lane)] = lane
         heads = self.queue.enqueue(self.now, mine, count, priority)

@@ -152,7 +152,7 @@ def check_estimate(
     fleet = fleet_of(policy)
     waiting: list[tuple[LaneKey, Head]] = []
     for of_lane, count, pause in backlog:
-        mine = {name: of_lane[name] for name in policy.stamped_keys}
+        mine = {name: of_lane[name] for name in policy.keys_of_job}
         waiting += [((0, tuple(sorted(mine.items()))), head) for head in fleet.enqueue(mine, count)]
         if pause is not None:
             fleet.run(fleet.now + pause)

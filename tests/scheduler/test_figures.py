@@ -11,15 +11,15 @@ from fairlane import Concurrency, Fair, Rate
 from fairlane.clock import SECOND
 from fairlane.policy import Policy
 from fairlane.policy.keys import select
-from fairlane.scheduler.journal import decode_tally, encode_tally
-from fairlane.scheduler.snapshot import LaneTally, Plan, Tally
+from fairlane.scheduler.journal import decode_stats, encode_stats
+from fairlane.scheduler.snapshot import ClaimStats, LaneStats, Plan
 from fairlane.stats.keys import (
     DAY,
     HOUR,
     MINUTE,
     MINUTES,
     Held,
-    KeyFigures,
+    KeyStats,
     Minute,
     Place,
     Span,
@@ -39,17 +39,17 @@ class Watched(Bench):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
-        self.told: list[Tally] = []
+        self.told: list[ClaimStats] = []
 
     def claim(self, want: int, check: Callable[[LaneKey], None] | None = None) -> Plan:
         plan = super().claim(want, check)
-        if plan.tally is not None:
-            self.told.append(decode_tally(encode_tally(plan.tally)))
+        if plan.stats is not None:
+            self.told.append(decode_stats(encode_stats(plan.stats)))
         return plan
 
-    def figures(self) -> dict[Place, KeyFigures]:
+    def stats(self) -> dict[Place, KeyStats]:
         """All that was told, added up in two parts, as upkeep would."""
-        known: dict[Place, KeyFigures] = {}
+        known: dict[Place, KeyStats] = {}
         middle = len(self.told) // 2
         for part in (self.told[:middle], self.told[middle:]):
             sums = Sums(self.policy)
@@ -61,11 +61,11 @@ class Watched(Bench):
 
 def agrees(bench: Watched) -> None:
     """Who waits and runs by key, and which keys are held, is what lanes and gates say."""
-    figures = bench.figures()
+    stats = bench.stats()
     counted = count_lanes(bench.policy.scopes, bench.queue.lanes.values())
-    told = {place: (each.waiting, each.running) for place, each in figures.items() if each.waiting or each.running}
+    told = {place: (each.waiting, each.running) for place, each in stats.items() if each.waiting or each.running}
     assert told == {place: numbers for place, numbers in counted.items() if any(numbers)}
-    held = {(place, limit) for place, each in figures.items() for limit in each.held_by}
+    held = {(place, limit) for place, each in stats.items() for limit in each.held_by}
     assert held == {
         ((bound.limit.by, tuple(gate.key)), gate.limit)
         for gate in bench.queue.gates.values()
@@ -74,7 +74,7 @@ def agrees(bench: Watched) -> None:
 
 
 def folded(bench: Watched) -> None:
-    """Let every bell be heard, and nothing start."""
+    """Let every lane event be heard, and nothing start."""
     while bench.queue.arrivals or bench.queue.releases:
         bench.claim(0)
 
@@ -137,13 +137,13 @@ def test_minutes_of_keys_are_those_in_which_their_jobs_started(policy: Policy, s
             started[place, run.at // MINUTE] += 1
             ended[place] += run.ended_at is not None and not run.given_back
     oldest = bench.now // MINUTE - MINUTES
-    figures = bench.figures()
+    stats = bench.stats()
     assert {
-        (place, each.number): each.claimed for place, key in figures.items() for each in key.minutes if each.claimed
+        (place, each.number): each.claimed for place, key in stats.items() for each in key.minutes if each.claimed
     } == {(place, minute): count for (place, minute), count in started.items() if minute > oldest}
     if bench.now - EPOCH < HOUR - MINUTE:
-        assert {place: sum(each.ended for each in key.minutes) for place, key in figures.items()} == {
-            place: ended[place] for place in figures
+        assert {place: sum(each.ended for each in key.minutes) for place, key in stats.items()} == {
+            place: ended[place] for place in stats
         }
 
 
@@ -154,7 +154,7 @@ def test_a_claim_that_was_given_back_is_no_start_of_its_key(policy: Policy, step
     for step in steps:
         take(bench, step)
     folded(bench)
-    for place, key in bench.figures().items():
+    for place, key in bench.stats().items():
         runs = [run for run in bench.ledger.runs if place[1] == select(place[0], dict(run.lane[1]), run.lane[0])]
         begun = [run for run in runs if not run.given_back]
         assert sum(each.claimed - each.unstarted for each in key.hours) == len(begun)
@@ -170,12 +170,12 @@ def test_a_lost_run_says_nothing_of_how_long_a_run_takes() -> None:
     for position in list(bench.claimed):
         bench.reap(position, 0)
     folded(bench)
-    acme = bench.figures()[("account",), ("acme",)]
+    acme = bench.stats()[("account",), ("acme",)]
     assert (acme.ended, acme.run_time, [each.timed for each in acme.hours]) == (2, 0.0, [0])
     bench.claim(1)
     bench.settle(next(iter(bench.claimed)), 75 * SECOND)
     folded(bench)
-    acme = bench.figures()[("account",), ("acme",)]
+    acme = bench.stats()[("account",), ("acme",)]
     assert (acme.ended, acme.run_time, sum(each.timed for each in acme.hours)) == (3, 75.0, 1)
     assert [each.cost for each in bench.queue.board.flows.values()] == [75.0]
 
@@ -188,7 +188,7 @@ def test_a_key_is_held_by_the_limit_that_is_full_and_not_when_it_has_room_again(
     bench = Watched(by_account())
     bench.enqueue({"account": "acme", "endpoint": "e"}, 5)
     bench.claim(5)
-    acme = bench.figures()[("account",), ("acme",)]
+    acme = bench.stats()[("account",), ("acme",)]
     assert (acme.waiting, acme.running, acme.held_by) == (3, 2, ("concurrency:account",))
     for position in list(bench.claimed):
         bench.settle(position, SECOND)
@@ -197,7 +197,7 @@ def test_a_key_is_held_by_the_limit_that_is_full_and_not_when_it_has_room_again(
     for position in list(bench.claimed):
         bench.settle(position, SECOND)
     bench.claim(5)
-    acme = bench.figures()[("account",), ("acme",)]
+    acme = bench.stats()[("account",), ("acme",)]
     assert (acme.waiting, acme.running, acme.held_by) == (0, 1, ())
     assert (acme.ended, acme.run_time, acme.started_at) == (4, 1.0, bench.now)
 
@@ -230,7 +230,7 @@ def test_waits_are_told_from_ready_to_start() -> None:
 
 def test_what_ended_more_than_a_day_ago_is_forgotten() -> None:
     hour = EPOCH // HOUR
-    old = KeyFigures(by=("account",), key=("a",), hours=(Span(hour, 5, 1, 10), Span(hour + 1, 2, 0, 4)))
+    old = KeyStats(by=("account",), key=("a",), hours=(Span(hour, 5, 1, 10), Span(hour + 1, 2, 0, 4)))
     assert old.at(EPOCH).ended == 7
     assert old.at(EPOCH + DAY).hours == (Span(hour + 1, 2, 0, 4),)
     assert (old.at(EPOCH + DAY).ended, old.at(EPOCH + DAY).failed, old.at(EPOCH + DAY).ran) == (2, 0, 4)
@@ -239,7 +239,7 @@ def test_what_ended_more_than_a_day_ago_is_forgotten() -> None:
 
 def test_minutes_of_a_key_are_kept_for_an_hour() -> None:
     minute, spans = EPOCH // MINUTE, (Span(EPOCH // HOUR, 7, 1, 14),)
-    old = KeyFigures(by=("a",), key=("x",), hours=spans, minutes=(Span(minute, 5, 1, 10), Span(minute + 1, 2, 0, 4)))
+    old = KeyStats(by=("a",), key=("x",), hours=spans, minutes=(Span(minute, 5, 1, 10), Span(minute + 1, 2, 0, 4)))
     assert old.at(EPOCH + HOUR - MINUTE) is old
     assert old.at(EPOCH + HOUR).minutes == (Span(minute + 1, 2, 0, 4),)
     assert (old.at(EPOCH + HOUR + MINUTE).minutes, old.at(EPOCH + HOUR + MINUTE).hours) == ((), spans)
@@ -270,15 +270,15 @@ def test_minutes_together() -> None:
 
 def test_jobs_that_cease_to_wait_are_no_arrivals() -> None:
     sums = Sums(by_account())
-    sums.add(Tally(EPOCH, 0, 0, [LaneTally({"account": "a", "endpoint": "e"}, 0, arrived=-2)], []))
+    sums.add(ClaimStats(EPOCH, 0, 0, [LaneStats({"account": "a", "endpoint": "e"}, 0, arrived=-2)], []))
     (minute,) = sums.minutes
     assert minute.arrived == 0
-    (account, *_) = sums.over([KeyFigures(by=("account",), key=("a",), waiting=3)], EPOCH, sums.places)
+    (account, *_) = sums.over([KeyStats(by=("account",), key=("a",), waiting=3)], EPOCH, sums.places)
     assert (account.waiting, account.arrived_at) == (1, None)
 
 
 def test_a_key_in_two_partitions_is_told_as_one() -> None:
-    one = KeyFigures(
+    one = KeyStats(
         by=("a",),
         key=("x",),
         waiting=2,
@@ -288,7 +288,7 @@ def test_a_key_in_two_partitions_is_told_as_one() -> None:
         hours=(Span(1, 2, 1, 9),),
         minutes=(Span(60, 1, 0, 2), Span(61, 1, 1, 7)),
     )
-    other = KeyFigures(
+    other = KeyStats(
         by=("a",),
         key=("x",),
         waiting=3,

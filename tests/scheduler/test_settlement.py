@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.job import Claim, NewJob, OnDead, StampedEffects, State
+from fairlane.job import BuiltEffects, Claim, NewJob, OnDead, State
 from fairlane.scheduler.settlement import (
     SEEN,
     UNSEEN,
@@ -234,10 +234,10 @@ def test_only_death_applies_what_was_declared_for_it() -> None:
 
 
 def test_a_death_has_the_effects_that_were_declared_and_new_ids_where_none_was_chosen() -> None:
-    declared = StampedEffects((follow_up(10), follow_up(11), follow_up(12)), {"a": b"1"}, ("b",))
+    declared = BuiltEffects((follow_up(10), follow_up(11), follow_up(12)), {"a": b"1"}, ("b",))
     stored = OnDead(declared, frozenset({UUID(int=11)})).encode()
     death = settle(claim(3), Died("x"), RAN).with_on_dead(stored, new_ids)
-    expected = StampedEffects((follow_up(1_000), follow_up(11), follow_up(1_001)), {"a": b"1"}, ("b",))
+    expected = BuiltEffects((follow_up(1_000), follow_up(11), follow_up(1_001)), {"a": b"1"}, ("b",))
     assert death == settled(State.DEAD, "dead", error="x", effects=expected)
 
 
@@ -255,7 +255,7 @@ def test_no_bytes_keep_a_job_from_dying(stored: bytes) -> None:
 
 
 def test_effects_for_death_are_stored_whole() -> None:
-    nested = OnDead(StampedEffects(puts={"deep": b"\x00\xff"})).encode()
+    nested = OnDead(BuiltEffects(puts={"deep": b"\x00\xff"})).encode()
     job = msgspec.structs.replace(follow_up(10), on_dead=nested, delay=5, keys={"account": None})
-    declared = OnDead(StampedEffects((job,), {"k": b"1"}, ("d",)), frozenset({job.id}))
+    declared = OnDead(BuiltEffects((job,), {"k": b"1"}, ("d",)), frozenset({job.id}))
     assert OnDead.decode(declared.encode()) == declared

@@ -61,8 +61,8 @@ def test_the_last_slot_goes_to_the_one_that_has_waited() -> None:
 
 
 def test_a_part_is_kept_for_a_moment_and_not_longer() -> None:
-    rung = Contender("serve", 0, waits=True, is_eager=True, until=KEEP)
-    shared = gate(Concurrency(2, name="gpu"), 0, rung)
+    woken = Contender("serve", 0, waits=True, is_eager=True, until=KEEP)
+    shared = gate(Concurrency(2, name="gpu"), 0, woken)
     assert (shared.room(KEEP - 1), shared.room(KEEP)) == (1, 2)
 
 
@@ -70,14 +70,14 @@ def test_nobody_waits_for_a_queue_that_cannot_come() -> None:
     busy = Contender("serve", 0, waits=True, is_eager=False)
     shared = gate(Concurrency(2, name="gpu"), 0, busy)
     assert shared.room(0) == 2
-    assert [ring.queue for ring in shared.leave(0, waits=False, is_eager=False)] == ["serve"]
+    assert [wakeup.queue for wakeup in shared.leave(0, waits=False, is_eager=False)] == ["serve"]
     assert shared.row().contenders == []
 
 
 def test_a_queue_is_rung_once_for_what_is_left_to_it() -> None:
     shared = gate(Concurrency(4, name="gpu"), 0, Contender("serve", 0, waits=True, is_eager=True))
     shared.charge(0, shared.room(0))
-    assert [ring.queue for ring in shared.leave(0, waits=True, is_eager=True)] == ["serve"]
+    assert [wakeup.queue for wakeup in shared.leave(0, waits=True, is_eager=True)] == ["serve"]
     assert shared.leave(1, waits=True, is_eager=True) == []
     assert shared.opens_at(1) == KEEP
 
@@ -150,4 +150,4 @@ def test_a_queue_that_folds_a_release_and_has_nothing_there_holds_nothing_and_ri
         plan = stop.value
     assert plan is not None
     assert [(each.in_flight, each.contenders) for each in plan.shared] == [(0, [])]
-    assert [ring.queue for ring in plan.rings] == ["serve"]
+    assert [wakeup.queue for wakeup in plan.wakeups] == ["serve"]

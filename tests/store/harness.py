@@ -156,11 +156,11 @@ def new_jobs(
     run_at: int | None = None,
 ) -> list[NewJob]:
     """Jobs as a producer stamps them, all alike."""
-    stamped = canonical_keys(keys or {})
-    lane_keys = {name: task if name == "task" else stamped[name] for name in policy.lane_keys}
+    built = canonical_keys(keys or {})
+    lane_keys = {name: task if name == "task" else built[name] for name in policy.lane_keys}
     lane = lane_id(policy.queue, priority, lane_keys)
     return [
-        NewJob(job, policy.queue, task, priority, lane, lane_keys, stamped, payload, max_attempts, delay, run_at)
+        NewJob(job, policy.queue, task, priority, lane, lane_keys, built, payload, max_attempts, delay, run_at)
         for job in new_job_ids(0, count)
     ]
 
@@ -273,7 +273,7 @@ async def assert_at_rest(
 ) -> None:
     """A14: nothing runs, so every count is 0, and every gate admits exactly what its limit allows."""
     assert await claim(store, policy.queue, 10) == [], "the queue was meant to be empty"
-    assert await store.counts(policy.queue) == QueueCounts(ready=0, running=0, parked_lanes=0, bells=0)
+    assert await store.counts(policy.queue) == QueueCounts(ready=0, running=0, parked_lanes=0, events=0)
     for each in keys:
         clock.advance("1d")  # every bucket is full again
         plain = [limit for limit in policy.limits if isinstance(limit, Concurrency | Rate)]

@@ -17,7 +17,7 @@ from uuid import UUID, uuid5
 
 import msgspec
 
-from fairlane.job import Claim, StampedEffects, State
+from fairlane.job import BuiltEffects, Claim, State
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Done, Failed, Outcome, settle
 from fairlane.store import operators
@@ -125,7 +125,7 @@ async def work(database: Database, outcome: Callable[[Claim], Outcome] = lambda 
             await finish(store, [each], outcome(each))
         if not claims and not held:
             counts = await store.counts("webhooks")
-            if counts.ready + counts.bells == 0 and not await _is_scheduled(store):
+            if counts.ready + counts.events == 0 and not await _is_scheduled(store):
                 break
         held, begun = claims, now
     await database.close()
@@ -140,7 +140,7 @@ async def ack(database: Database) -> list[str]:
         for each in claims:
             sys.stdin.readline()
             (job,) = new_jobs(FOLLOW_UPS)
-            effects = StampedEffects((msgspec.structs.replace(job, id=follow_up_of(each.id)),), {str(each.id): b"1"})
+            effects = BuiltEffects((msgspec.structs.replace(job, id=follow_up_of(each.id)),), {str(each.id): b"1"})
             assert await store.settle([settle(each, Done(None, effects), 1)]) == []
             print("acked", flush=True)
     await database.close()
@@ -165,7 +165,7 @@ async def share(database: Database) -> list[Run]:
         await finish(store, [each for each, _ in held])
         if not claims and not held:
             counts = [await store.counts(queue) for queue in queues]
-            if all(each.ready + each.bells == 0 for each in counts):
+            if all(each.ready + each.events == 0 for each in counts):
                 break
         held = claims
     await database.close()

@@ -14,7 +14,7 @@ from tests.store.harness import Database, Kind, operations_on
 
 __all__ = ["WRITES", "change_and_die"]
 
-WRITES = ("divide", "insert", "rehome", "amend")
+WRITES = ("divide", "insert", "move_misrouted", "change_overrides")
 """What a change writes with."""
 
 _processes = multiprocessing.get_context("forkserver")

@@ -90,7 +90,7 @@ class Claimer:
             wrong = await boards.compare(store, QUEUE)
             assert not wrong, "\n".join(wrong)
         if self._chance.random() < 0.3:
-            await store.tally(QUEUE, self._chance.choice([1, 3, 500]))
+            await store.add_up(QUEUE, self._chance.choice([1, 3, 500]))
         return True
 
     async def _claim(self, store: Store) -> bool:
@@ -129,6 +129,6 @@ class Claimer:
 
 async def is_left(store: Store) -> bool:
     counts = await store.counts(QUEUE)
-    if counts.ready + counts.running + counts.bells:
+    if counts.ready + counts.running + counts.events:
         return True
     return bool((await store.run(operators.find_jobs(JobFilter(state=State.SCHEDULED), limit=1))).jobs)

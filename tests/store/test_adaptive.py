@@ -211,9 +211,9 @@ async def test_an_operator_s_bound_holds_at_once_and_ends_with_its_override(stor
     await end(store, clock, await claim(store, "webhooks", 50), FAILED)
     await claim(store, "webhooks", 0)
     lower = Override(kind=Kind.LIMIT, scope=(("account", "acme"),), limit="adaptive:account", value=3)
-    await store.amend(["webhooks"], [lower], [], NOTE)
+    await store.change_overrides(["webhooks"], [lower], [], NOTE)
     assert len(await claim(store, "webhooks", 50)) == 3
-    await store.amend(["webhooks"], [], [lower.id], NOTE)
+    await store.change_overrides(["webhooks"], [], [lower.id], NOTE)
     assert len(await claim(store, "webhooks", 50)) == 1, "what was learned, 4, was lost"
 
 

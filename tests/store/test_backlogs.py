@@ -96,7 +96,7 @@ async def test_without_a_worker_the_count_is_right_and_bells_do_not_pile_up(stor
     await store.enqueue([new_jobs(policy, {"account": str(n)})[0] for n in range(1_500)])
     await given_jobs(store, policy, {"account": "acme"}, 7)
     assert await ready(store, policy) == (7 if policy is BY_ACCOUNT else 1_507)
-    assert (await store.counts("mail")).bells == 0
+    assert (await store.counts("mail")).events == 0
     assert (await store.counts("mail")).ready == 1_507
 
 
@@ -109,7 +109,7 @@ async def test_a_transaction_counts_its_own_jobs_and_nobody_else_does(shared_dat
         assert await ready(store, BY_ACCOUNT, tx=producer.tx) == 5
         assert await ready(store, BY_ACCOUNT) == 3
         await store.enqueue([new_jobs(BY_ACCOUNT, {"account": str(n)})[0] for n in range(300)], producer.tx)
-        # Too many bells to add up: on PostgreSQL only those that are committed can be folded.
+        # Too many lane events to add up: on PostgreSQL only those that are committed can be folded.
         assert await ready(store, BY_ACCOUNT, tx=producer.tx) == 5
         await producer.rollback()
     assert await ready(store, BY_ACCOUNT) == 3

@@ -234,11 +234,11 @@ async def test_limits_that_are_suspended_let_jobs_pass_and_an_open_breaker_stays
     store: Store, clock: ManualClock
 ) -> None:
     opens = await given_open(store, clock, policy_of())
-    await store.amend(["webhooks"], [Override(kind=Kind.SUSPEND)], [], NOTE)
+    await store.change_overrides(["webhooks"], [Override(kind=Kind.SUSPEND)], [], NOTE)
     passed = await claim(store, "webhooks", 5)
     assert len(passed) == 5
     await end(store, clock, passed)
-    await store.amend(["webhooks"], [], [Override(kind=Kind.SUSPEND).id], NOTE)
+    await store.change_overrides(["webhooks"], [], [Override(kind=Kind.SUSPEND).id], NOTE)
     brought = await claim_once(store, "webhooks", 50)
     assert (brought.claims, brought.next_due) == ([], opens)
 

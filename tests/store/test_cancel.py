@@ -154,9 +154,9 @@ async def test_a_run_that_was_asked_to_stop_is_not_counted_as_failed_however_it_
             await store.reap()
     assert (await store.job(job)).state is State.CANCELLED
     assert await claim(store, "webhooks") == []
-    await store.tally("webhooks")
-    ((_, figures),) = (await store.ask(lambda moment: moment.list_keys(["webhooks"], ("account",)))).keys
-    assert (figures.ended, figures.failed) == (1, 0)
+    await store.add_up("webhooks")
+    ((_, stats),) = (await store.ask(lambda moment: moment.list_keys(["webhooks"], ("account",)))).keys
+    assert (stats.ended, stats.failed) == (1, 0)
 
 
 async def test_cancelled_jobs_are_no_longer_counted_as_ready(store: Store, clock: ManualClock) -> None:

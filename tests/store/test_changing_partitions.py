@@ -197,7 +197,7 @@ async def test_what_the_whole_queue_has_spent_outlives_dividing_it_and_making_it
     clock.advance("31s")
     await store.reap()
     for name in await partitions_of(store, "email"):
-        await store.run(policies.rehome(name))
+        await store.run(policies.move_misrouted(name))
     await change(store, 1)
     assert await startable() == 0, "four of four are spent"
     clock.advance("2h")
@@ -245,7 +245,7 @@ async def test_a_producer_that_knows_the_old_width_breaks_nothing(
     first = await new.queue.claim(1_000)
     assert Counter(claim.keys["account"] for claim in first) == dict.fromkeys(ACCOUNTS, 1)
     for name in await partitions_of(store, "email"):
-        await store.run(policies.rehome(name))
+        await store.run(policies.move_misrouted(name))
     assert await new.queue.claim(1_000) == [], "each key has one in flight already"
     await new.queue.ack(first)
     second = await new.queue.claim(1_000)
@@ -435,7 +435,7 @@ async def test_producers_and_workers_go_on_while_the_width_changes(
                     flying[claim.keys["account"]] -= 1
                     done[claim.id] += 1
                 await _settle(own, claims)
-                await own.run(policies.rehome(name))
+                await own.run(policies.move_misrouted(name))
 
     async def rest() -> None:
         await asyncio.sleep(0)

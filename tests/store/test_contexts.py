@@ -7,7 +7,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from fairlane.job import NewJob, OnDead, StampedEffects, with_trace
+from fairlane.job import BuiltEffects, NewJob, OnDead, with_trace
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Died, Done, Failed, Interrupted, Retried
 from fairlane.store import records
@@ -49,10 +49,10 @@ async def test_a_trace_outlives_an_attempt_and_is_not_shown(store: Store) -> Non
 async def test_effects_and_what_lands_with_a_death_keep_their_contexts(store: Store) -> None:
     done, dead = new_jobs(PLAIN, count=2)
     follow_up, mourner = traced(), traced()
-    declared = OnDead(StampedEffects((mourner,)), frozenset([mourner.id])).encode()
+    declared = OnDead(BuiltEffects((mourner,)), frozenset([mourner.id])).encode()
     await store.enqueue([done, msgspec.structs.replace(dead, on_dead=declared)])
     first, second = await claim(store, "webhooks", 2)
-    await finish(store, [first], Done(None, StampedEffects((follow_up,))))
+    await finish(store, [first], Done(None, BuiltEffects((follow_up,))))
     await finish(store, [second], Died("for good"))
     found = await store.run(records.contexts([follow_up.id, mourner.id]))
     assert found == {follow_up.id: follow_up.context, mourner.id: mourner.context}

@@ -13,7 +13,7 @@ from fairlane import App, Effects, HeldClaim, Queue, context
 from fairlane.clock import ManualClock
 from fairlane.effects import landed_of
 from fairlane.errors import DuplicateJob
-from fairlane.job import Claim, Landed, NewJob, Outcome, StampedEffects, State
+from fairlane.job import BuiltEffects, Claim, Landed, NewJob, Outcome, State
 from fairlane.policy import Policy
 from fairlane.policy.unique import Conflict, OnConflict, Unique, unique_key
 from fairlane.scheduler.settlement import Done, Failed, Settlement, settle
@@ -49,7 +49,7 @@ async def store(database: Database, clock: ManualClock) -> Store:
 
 
 def done(held: Claim, *jobs: NewJob, put: dict[str, bytes] | None = None, delete: tuple[str, ...] = ()) -> Settlement:
-    return settle(held, Done(b"1", StampedEffects(jobs, put or {}, delete)), 1_000)
+    return settle(held, Done(b"1", BuiltEffects(jobs, put or {}, delete)), 1_000)
 
 
 async def held_claim(store: Store) -> Claim:

@@ -251,7 +251,7 @@ async def test_counts_say_how_many_jobs_are_where(store: Store, clock: ManualClo
     await given_jobs(store, PLAIN, count=2, delay=SECOND)
     await claim(store, queue, 2)
     counts = await store.counts(queue)
-    assert (counts.ready, counts.running, counts.parked_lanes, counts.bells) == (3, 2, 0, 0)
+    assert (counts.ready, counts.running, counts.parked_lanes, counts.events) == (3, 2, 0, 0)
     clock.advance("1s")
     await claim(store, queue, 1)
     counts = await store.counts(queue)
@@ -350,7 +350,7 @@ async def test_an_id_that_is_given_twice_at_once_is_refused(store: Store, queue:
     with pytest.raises(DuplicateJob, match=str(one.id)):
         await store.enqueue([one, other, one])
     assert await claim(store, queue, 10) == []
-    assert await store.counts(queue) == QueueCounts(ready=0, running=0, parked_lanes=0, bells=0)
+    assert await store.counts(queue) == QueueCounts(ready=0, running=0, parked_lanes=0, events=0)
     await store.enqueue([one, other])
     assert ids(await claim(store, queue, 10)) == [one.id, other.id]
 

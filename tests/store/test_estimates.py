@@ -103,7 +103,7 @@ async def test_few_slots_and_the_pace_that_was_seen_make_it_later(store: Store, 
         clock.advance("3s")
         await finish(store, await claim(store, "q", 1), ran=SECOND)
     await serving(store, clock, "q", slots=2)
-    await store.tally("q")
+    await store.add_up("q")
     told = await operations_on(store).jobs.explain(jobs[-1])
     assert told.estimate is not None
     assert (told.estimate - clock.now()) / SECOND == pytest.approx(457 * 3, rel=0.1)

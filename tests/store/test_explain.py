@@ -73,7 +73,7 @@ async def test_a_job_held_by_four_things_at_once_lists_all_four_with_holders_and
         set_by="ada",
         reason="they asked",
     )
-    await store.amend(["webhooks"], [pause], [], NOTE)
+    await store.change_overrides(["webhooks"], [pause], [], NOTE)
     await serving(store, clock, "webhooks")
     told = await why(store, jobs[3])
     assert {Reason.CONCURRENCY, Reason.RATE, Reason.PAUSED, Reason.LANE} <= set(told.reasons)
@@ -169,7 +169,7 @@ async def test_a_dispatcher_whose_broker_refuses_serves_the_queue_and_says_so(st
     (job,) = await given_jobs(store, policy)
     dispatcher = WorkerIdentity.of_dispatcher("dispatcher:1")
     await store.run(
-        records.report(dispatcher.id, said_by("dispatcher:1", clock, troubles={PUBLISHING: "OSError: nobody there"}))
+        records.report(dispatcher.id, said_by("dispatcher:1", clock, warnings={PUBLISHING: "OSError: nobody there"}))
     )
     told = await why(store, job)
     assert told.reasons[0] is Reason.BROKER
@@ -273,7 +273,7 @@ async def test_a_key_and_a_queue_are_explained_by_what_holds_all_their_jobs(stor
     told = await why(store, queue="q", account="acme")
     assert [hold.limit for hold in told.holds] == ["concurrency:account"]
     assert [holder.job for holder in told.holds[0].holders] == ids(running)
-    await store.amend(["q"], [Override(kind=Kind.PAUSE, set_by="ada")], [], NOTE)
+    await store.change_overrides(["q"], [Override(kind=Kind.PAUSE, set_by="ada")], [], NOTE)
     assert (await why(store, queue="q")).reasons == [Reason.PAUSED]
     assert Reason.PAUSED in (await why(store, queue="q", account="bolt")).reasons
 

@@ -243,7 +243,7 @@ async def test_a_flood_of_arrivals_never_delays_a_slot_of_one_key(store: Store) 
 
 
 async def flood(store: Store, policy: Policy) -> None:
-    """More bells than one claim folds."""
+    """More lane events than one claim folds."""
     await store.enqueue([job for n in range(3 * FOLD_AT_MOST) for job in new_jobs(policy, {"account": n})])
 
 

@@ -23,7 +23,7 @@ from fairlane.policy.keys import By, select
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, Released, Snoozed
 from fairlane.stats.gates import gauges
-from fairlane.stats.keys import Held, KeyFigures
+from fairlane.stats.keys import Held, KeyStats
 from fairlane.store import operators, policies, records
 from fairlane.store.audit import Note
 from fairlane.store.operators import JobFilter
@@ -65,27 +65,27 @@ def keys(account: object, endpoint: object = "e") -> dict[str, object]:
     return {"account": account, "endpoint": endpoint}
 
 
-async def tally_all(store: Store, queue: str = "webhooks") -> None:
-    while (await store.tally(queue)).more:
+async def add_all_up(store: Store, queue: str = "webhooks") -> None:
+    while (await store.add_up(queue)).more:
         pass
 
 
 async def all_keys(
     store: Store, by: By = ACCOUNT, queues: Sequence[str] = ("webhooks",), sort: KeySort = KeySort.NAME, limit: int = 50
-) -> list[KeyFigures]:
-    found: list[KeyFigures] = []
+) -> list[KeyStats]:
+    found: list[KeyStats] = []
     after: str | None = None
     while True:
         page = await store.ask(partial(Moment.list_keys, queues=queues, by=by, sort=sort, after=after, limit=limit))
-        found += [figures for _, figures in page.keys]
+        found += [stats for _, stats in page.keys]
         after = page.after
         if after is None:
             return found
 
 
-async def figures_of(store: Store, key: str, by: By = ACCOUNT, queue: str = "webhooks") -> KeyFigures:
+async def stats_of(store: Store, key: str, by: By = ACCOUNT, queue: str = "webhooks") -> KeyStats:
     found = await store.ask(lambda moment: moment.keys_named([queue], [(by, (key,))]))
-    return found[0][1] if found else KeyFigures(by=by, key=(key,))
+    return found[0][1] if found else KeyStats(by=by, key=(key,))
 
 
 async def every_job(store: Store, queue: str = "webhooks") -> list[JobRecord]:
@@ -126,8 +126,8 @@ async def test_figures_say_who_waits_and_runs_once_they_are_added_up(store: Stor
     await given_jobs(store, POLICY, keys("acme"), 5)
     await given_jobs(store, POLICY, keys("globex"), 1)
     await claim(store, "webhooks", 10)
-    await tally_all(store)
-    acme, globex = await figures_of(store, "acme"), await figures_of(store, "globex")
+    await add_all_up(store)
+    acme, globex = await stats_of(store, "acme"), await stats_of(store, "globex")
     assert (acme.waiting, acme.running) == (3, 2)
     assert (globex.waiting, globex.running) == (0, 1)
 
@@ -137,13 +137,13 @@ async def test_what_ends_is_counted_for_a_day(store: Store, clock: ManualClock) 
     await given_jobs(store, POLICY, keys("acme"), 2)
     await finish(store, await claim(store, "webhooks", 10), ran=2 * SECOND)
     await claim(store, "webhooks", 1)
-    await tally_all(store)
-    acme = await figures_of(store, "acme")
+    await add_all_up(store)
+    acme = await stats_of(store, "acme")
     assert (acme.ended, acme.failed, acme.ran) == (2, 0, 4 * SECOND)
     assert acme.run_time == pytest.approx(2.0)
     assert acme.started_at == clock.now()
     clock.advance("25h")
-    await tally_all(store)
+    await add_all_up(store)
     assert await all_keys(store) == []
 
 
@@ -152,7 +152,7 @@ async def test_a_queue_forgets_what_ended_more_than_a_day_ago(store: Store, cloc
     await given_jobs(store, POLICY, keys("acme"), 2)
     await finish(store, await claim(store, "webhooks", 10))
     await claim(store, "webhooks", 1)
-    await tally_all(store)
+    await add_all_up(store)
     (before,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
     clock.advance("25h")
     (after,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
@@ -178,9 +178,9 @@ async def test_figures_equal_the_truth_after_random_lives(store: Store, clock: M
         await finish(store, held[:2])
         held = held[2:]
         if dice.random() < 0.3:
-            await tally_all(store)
+            await add_all_up(store)
     await claim(store, "webhooks", 1)
-    await tally_all(store)
+    await add_all_up(store)
     for by in POLICY.scopes:
         assert await shown(store, by) == await truth(store, by)
 
@@ -207,13 +207,13 @@ async def test_what_ended_by_key_and_minute_equals_a_ledger(store: Store, clock:
             policies.lanes("webhooks", keeps=True)
         )  # An end is counted in the minute in which it is folded.
         if dice.random() < 0.2:
-            await tally_all(store)
+            await add_all_up(store)
         if n % 15 == 14:
             oldest = minute - 60
             for account in "012":
                 assert {
                     each.number: (each.started, each.waited, each.ended, each.failed, each.ran)
-                    for each in (await figures_of(store, account)).at(clock.now()).minutes
+                    for each in (await stats_of(store, account)).at(clock.now()).minutes
                 } == {
                     at: (of["started"], of["waited"], of["done"], of["failed"], of["ran"])
                     for (key, at), of in ledger.items()
@@ -275,7 +275,7 @@ async def live(store: Store, clock: ManualClock, policy: Policy, dice: random.Ra
         case 10:
             await store.collect(queue)
         case _:
-            await store.tally(queue, dice.choice([1, 3, 500]))
+            await store.add_up(queue, dice.choice([1, 3, 500]))
 
 
 async def assert_true(store: Store, policy: Policy, *, is_new: bool = False) -> None:
@@ -285,7 +285,7 @@ async def assert_true(store: Store, policy: Policy, *, is_new: bool = False) -> 
     await store.run(policies.lanes(policy.queue, keeps=True))
     if not is_new:
         await assert_true_now(store, policy)
-    await tally_all(store, policy.queue)
+    await add_all_up(store, policy.queue)
     await assert_true_now(store, policy)
     now = await store.now()
     due = sum(is_due(job, now) for job in await every_job(store, policy.queue))
@@ -302,7 +302,7 @@ async def assert_true_now(store: Store, policy: Policy) -> None:
     assert (queue.ready, queue.running) == (counted[State.READY], counted[State.RUNNING])
     assert (queue.scheduled.count, queue.dead.count) == (counted[State.SCHEDULED], counted[State.DEAD])
     held = [each for by in policy.scopes for each in await all_keys(store, by, [policy.queue]) if each.held_by]
-    by_limit: dict[str, list[KeyFigures]] = {}
+    by_limit: dict[str, list[KeyStats]] = {}
     for each in held:
         for name in each.held_by:
             by_limit.setdefault(name, []).append(each)
@@ -339,9 +339,9 @@ async def test_keys_of_a_scope_that_is_no_more_are_forgotten(store: Store) -> No
     await store.declare(POLICY)
     await given_jobs(store, POLICY, keys("acme"), 2)
     await claim(store, "webhooks", 1)
-    await tally_all(store)
+    await add_all_up(store)
     await store.apply(Policy("webhooks", keys=("account",)))
-    await tally_all(store)
+    await add_all_up(store)
     assert await all_keys(store, ("endpoint",)) == []
     assert [each.key for each in await all_keys(store)] == [("acme",)]
 
@@ -351,43 +351,43 @@ async def test_a_key_says_which_limit_holds_it_back_for_as_long_as_it_does(store
     await given_jobs(store, POLICY, keys("acme"), 5)
     await given_jobs(store, POLICY, keys("globex"), 1)
     started = await claim(store, "webhooks", 10)
-    await tally_all(store)
-    assert (await figures_of(store, "acme")).held_by == ("concurrency:account",)
-    assert (await figures_of(store, "globex")).held_by == ()
+    await add_all_up(store)
+    assert (await stats_of(store, "acme")).held_by == ("concurrency:account",)
+    assert (await stats_of(store, "globex")).held_by == ()
     (queue,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
     assert queue.held == {"concurrency:account": Held(1, 3)}
     await finish(store, [each for each in started if each.keys["account"] == "acme"])
     await finish(store, await claim(store, "webhooks", 10))
     await finish(store, await claim(store, "webhooks", 10))
     await claim(store, "webhooks", 1)
-    await tally_all(store)
-    assert (await figures_of(store, "acme")).held_by == ()
+    await add_all_up(store)
+    assert (await stats_of(store, "acme")).held_by == ()
     assert (await store.ask(lambda moment: moment.survey(["webhooks"])))[0].held == {}
 
 
 async def test_a_key_that_is_paused_is_held_by_its_pause_until_it_is_resumed(store: Store) -> None:
     await store.declare(POLICY)
     pause = Override(kind=Kind.PAUSE, scope=(("account", "acme"),))
-    await store.amend(["webhooks"], [pause], [], Note(actor="a test", action="pause"))
+    await store.change_overrides(["webhooks"], [pause], [], Note(actor="a test", action="pause"))
     await given_jobs(store, POLICY, keys("acme"), 3)
     assert await claim(store, "webhooks", 5) == []
-    await tally_all(store)
-    assert (await figures_of(store, "acme")).held_by == ("pause:account",)
-    await store.amend(["webhooks"], [], [pause.id], Note(actor="a test", action="resume"))
+    await add_all_up(store)
+    assert (await stats_of(store, "acme")).held_by == ("pause:account",)
+    await store.change_overrides(["webhooks"], [], [pause.id], Note(actor="a test", action="resume"))
     await claim(store, "webhooks", 1)
-    await tally_all(store)
-    assert "pause:account" not in (await figures_of(store, "acme")).held_by
+    await add_all_up(store)
+    assert "pause:account" not in (await stats_of(store, "acme")).held_by
 
 
 async def test_a_limit_that_is_no_more_holds_nobody_back(store: Store) -> None:
     await store.declare(POLICY)
     await given_jobs(store, POLICY, keys("acme"), 5)
     await claim(store, "webhooks", 10)
-    await tally_all(store)
-    assert (await figures_of(store, "acme")).held_by != ()
+    await add_all_up(store)
+    assert (await stats_of(store, "acme")).held_by != ()
     await store.apply(Policy("webhooks", fair=Fair(by="account"), keys=("account", "endpoint")))
-    await tally_all(store)
-    assert (await figures_of(store, "acme")).held_by == ()
+    await add_all_up(store)
+    assert (await stats_of(store, "acme")).held_by == ()
     assert (await store.ask(lambda moment: moment.survey(["webhooks"])))[0].held == {}
 
 
@@ -401,7 +401,7 @@ async def test_minutes_say_what_happened_when(store: Store, clock: ManualClock) 
     await finish(store, started[:1], ran=SECOND)
     await finish(store, started[1:], Failed("no", SECOND), ran=SECOND)
     await claim(store, "webhooks", 10)
-    await tally_all(store)
+    await add_all_up(store)
     one, two = (await store.ask(lambda moment: moment.minutes(["webhooks"], 0)))["webhooks"]
     assert (one.number, one.arrived, one.started, one.ended) == (first, 3, 2, 0)
     assert (one.waited, one.waited_longest) == (4 * SECOND, 2 * SECOND)
@@ -411,7 +411,7 @@ async def test_minutes_say_what_happened_when(store: Store, clock: ManualClock) 
         each.number for each in (await store.ask(lambda moment: moment.minutes(["webhooks"], clock.now())))["webhooks"]
     ] == [first + 1]
     clock.advance("24h")
-    await tally_all(store)
+    await add_all_up(store)
     assert [each.number for each in (await store.ask(lambda moment: moment.minutes(["webhooks"], 0)))["webhooks"]] == [
         first + 1
     ]
@@ -422,7 +422,7 @@ async def test_jobs_that_no_claim_has_seen_are_counted(store: Store) -> None:
     await given_jobs(store, POLICY, keys("acme"), 3)
     await given_jobs(store, POLICY, keys("acme", "f"), 2, priority=1)
     (queue,) = await store.ask(lambda moment: moment.survey(["webhooks"]))
-    assert (queue.ready, queue.unseen, queue.bells, queue.counted_at) == (5, 5, 2, None)
+    assert (queue.ready, queue.unseen, queue.events, queue.counted_at) == (5, 5, 2, None)
     assert {each.key: each.waiting for each in await all_keys(store, ("endpoint",))} == {("e",): 3, ("f",): 2}
     await claim(store, "webhooks", 1)
     assert (await store.ask(lambda moment: moment.survey(["webhooks"])))[0].unseen == 0
@@ -446,7 +446,7 @@ async def test_the_oldest_job_that_waits_is_known(store: Store, clock: ManualClo
         await given_jobs(store, POLICY, keys(account), priority=account % 3)
         clock.advance("1s")
     started = await claim(store, "webhooks", 50)
-    await tally_all(store)
+    await add_all_up(store)
     taken = {each.keys["account"] for each in started}
     first = next(account for account in range(130) if str(account) not in taken)
     assert (await store.ask(lambda moment: moment.survey(["webhooks"])))[0].oldest_ready_at == oldest + first * SECOND
@@ -455,7 +455,7 @@ async def test_the_oldest_job_that_waits_is_known(store: Store, clock: ManualClo
 async def test_the_oldest_job_is_known_where_nobody_adds_up(store: Store, clock: ManualClock) -> None:
     """N8: claims have seen it, and whoever claimed is gone."""
     await store.declare(POLICY)
-    await tally_all(store)
+    await add_all_up(store)
     began = clock.now()
     await given_jobs(store, POLICY, keys("acme"), 4)
     clock.advance("1m")
@@ -515,8 +515,8 @@ async def test_what_a_claim_did_is_not_lost_with_the_process_that_claimed(shared
     gone = await shared_database.open()
     await claim(gone, "webhooks", 1)
     await gone.close()
-    await tally_all(store)
-    acme = await figures_of(store, "acme")
+    await add_all_up(store)
+    acme = await stats_of(store, "acme")
     assert (acme.waiting, acme.running) == (2, 1)
 
 
@@ -526,7 +526,7 @@ async def test_several_who_add_up_at_once_count_everything_once(shared_database:
     for n in range(30):
         await given_jobs(stores[0], POLICY, keys(n % 5), 2)
         await finish(stores[n % 3], await claim(stores[n % 3], "webhooks", 3))
-        await asyncio.gather(*(store.tally("webhooks", 2) for store in stores))
+        await asyncio.gather(*(store.add_up("webhooks", 2) for store in stores))
     await assert_true(stores[0], POLICY)
     assert sum(each.ended for each in await all_keys(stores[0])) == sum(
         job.state is State.DONE for job in await every_job(stores[0])
@@ -541,14 +541,14 @@ async def test_a_pass_is_left_to_others_for_a_while_unless_many_tallies_wait(sto
         await finish(store, await claim(store, "webhooks", 1))
 
     await something_happens()
-    await tally_all(store)
+    await add_all_up(store)
     await something_happens()
-    assert (await store.tally("webhooks", 500, 5 * SECOND)).tallies == 0
+    assert (await store.add_up("webhooks", 500, 5 * SECOND)).claims == 0
     await something_happens()
-    assert (await store.tally("webhooks", 1, 5 * SECOND)).tallies == 1
+    assert (await store.add_up("webhooks", 1, 5 * SECOND)).claims == 1
     clock.advance("6s")
     await something_happens()
-    assert (await store.tally("webhooks", 500, 5 * SECOND)).tallies > 0
+    assert (await store.add_up("webhooks", 500, 5 * SECOND)).claims > 0
 
 
 async def test_looking_changes_nothing(database: Database, clock: ManualClock) -> None:
@@ -558,7 +558,7 @@ async def test_looking_changes_nothing(database: Database, clock: ManualClock) -
     await given_jobs(store, POLICY, keys("acme"), 5)
     await given_jobs(store, POLICY, keys("acme"), 2, delay=SECOND)
     await finish(store, (await claim(store, "webhooks", 2))[:1], Died("no"))
-    await tally_all(store)
+    await add_all_up(store)
     await given_jobs(store, POLICY, keys("globex"), 2)
     clock.advance("30h")
     await checkpointed(store)
@@ -749,15 +749,15 @@ async def test_a_list_is_the_same_however_many_keys_no_claim_has_seen(
         await given_jobs(store, POLICY, keys(account), dice.randrange(4))
     await store.cancel((await given_jobs(store, POLICY, keys("cancelled"), 1))[0])
 
-    async def lists() -> list[list[KeyFigures]]:
+    async def lists() -> list[list[KeyStats]]:
         found = []
         for sort, held_only, search in product(KeySort, (False, True), ("", "1")):
             asked = partial(Moment.list_keys, queues=["webhooks"], by=ACCOUNT, sort=sort, held_only=held_only)
             after: str | None = None
-            listed: list[KeyFigures] = []
+            listed: list[KeyStats] = []
             while True:
                 page = await store.ask(partial(asked, search=search, after=after, limit=3))
-                listed += [figures for _, figures in page.keys]
+                listed += [stats for _, stats in page.keys]
                 after = page.after
                 if after is None:
                     break
@@ -792,7 +792,7 @@ async def test_a_pause_holds_jobs_until_it_ends_whether_a_claim_has_seen_them_or
     await store.declare(POLICY)
     until = clock.now() + 60 * SECOND
     pause = Override(kind=Kind.PAUSE, scope=(("account", "acme"),), expires_at=until)
-    await store.amend(["webhooks"], [pause], [], Note(actor="a test", action="pause"))
+    await store.change_overrides(["webhooks"], [pause], [], Note(actor="a test", action="pause"))
     await given_jobs(store, POLICY, keys("acme"), 3)
     if is_seen:
         assert await claim(store, "webhooks", 10) == []
@@ -808,8 +808,8 @@ async def test_a_key_of_a_scope_that_is_new_to_the_policy_is_listed_at_once(stor
     await store.conclude("webhooks")
     other = Policy("webhooks", keys=("account", "endpoint"), limits=(Concurrency(3, by=("endpoint", "account")),))
     await store.apply(other)
-    (figures,) = await all_keys(store, ("endpoint", "account"))
-    assert (figures.waiting, figures.running) == (2, 1)
+    (stats,) = await all_keys(store, ("endpoint", "account"))
+    assert (stats.waiting, stats.running) == (2, 1)
 
 
 async def test_whoever_claims_without_a_worker_keeps_the_journal_short(
@@ -861,8 +861,8 @@ async def test_room_that_another_queue_has_left_at_a_shared_limit_holds_nobody_b
 
     async def held_by() -> tuple[str, ...]:
         page = await store.ask(lambda moment: moment.list_keys(["second"], ("region",)))
-        ((_, figures),) = page.keys
-        return figures.held_by
+        ((_, stats),) = page.keys
+        return stats.held_by
 
     assert await held_by() == ("concurrency:region@seats",)
     await finish(store, held)

@@ -184,7 +184,7 @@ async def test_a_gate_that_is_overdue_while_others_start_is_a_fault(
     assert sorted(each.keys["account"] or "" for each in started) == ["acme", "bolt"]
     await finish(store, started)
     await claim(store, "webhooks", 1)
-    assert (await store.tally("webhooks")).tallies
+    assert (await store.add_up("webhooks")).claims
     assert "stuck lane" not in checks(await diagnosed(store))
     early = (await store.now()) - 20 * MINUTE
     await boards.seal(store, "webhooks")
@@ -256,13 +256,13 @@ async def test_a_worker_that_reports_is_there_even_if_it_does_not_listen(store: 
 async def test_figures_that_nobody_adds_up_are_told(store: Store, clock: ManualClock) -> None:
     await given_jobs(store, POLICY, ACME, 2)
     await finish(store, await claim(store, "webhooks", 1))
-    await store.tally("webhooks")
+    await store.add_up("webhooks")
     assert "stats are behind" not in checks(await diagnosed(store))
     clock.advance("10m")
     await finish(store, await claim(store, "webhooks", 1))
     (finding,) = [each for each in await diagnosed(store) if each.check == "stats are behind"]
     assert (finding.level, finding.queue) == ("warning", "webhooks")
-    await store.tally("webhooks")
+    await store.add_up("webhooks")
     assert "stats are behind" not in checks(await diagnosed(store))
 
 

@@ -65,7 +65,7 @@ async def agree(stores: list[Store], queue: str = QUEUE) -> None:
 
 
 async def counts_what_runs(store: Store, database: Database, queue: str = QUEUE) -> None:
-    """The board is what the jobs themselves say, once every bell is folded."""
+    """The board is what the jobs themselves say, once every lane event is folded."""
     await boards.fold(store, queue)
     async with database.transaction(begin=False) as mine:
         schema = "fairlane." if database.kind == "postgres" else ""

@@ -16,14 +16,14 @@ from fairlane.scheduler.settlement import Died, Done
 from fairlane.store import stats_sums as sums
 from fairlane.store.procedures import Procedure, Work
 from fairlane.store.protocol import Store
-from fairlane.store.stats_values import Tallied
+from fairlane.store.stats_values import AddedUp
 from tests.store.harness import Database, Kind, claim, finish, given_jobs
 from tests.store.nursery import Nursery
 from tests.waiting import until_found
 
 QUEUE = "webhooks"
 POLICY = Policy(QUEUE, fair=Fair(by="account"), limits=(Concurrency(4, by="account"),))
-ACCOUNTS = ("acme", "bell", "corp")
+ACCOUNTS = ("acme", "event", "corp")
 ALL = 500
 FEWEST_PLACES = 6
 """It reads and writes at least so often."""
@@ -34,10 +34,10 @@ def add_up_and_die(kind: str, url: str, nth: str) -> None:
     (chosen,) = (each for each in get_args(Kind) if each == kind)
     true_add_up = sums.add_up
 
-    def add_up(work: sums.Work, limit: int) -> Work[Tallied]:
+    def add_up(work: sums.Work, limit: int) -> Work[AddedUp]:
         adding = true_add_up(work, limit)
 
-        def killed() -> Procedure[Tallied]:
+        def killed() -> Procedure[AddedUp]:
             asking, answered = adding.make(), 0
             try:
                 asked = next(asking)
@@ -48,7 +48,7 @@ def add_up_and_die(kind: str, url: str, nth: str) -> None:
                         os.kill(os.getpid(), signal.SIGKILL)
                     asked = asking.send(answer)
             except StopIteration as stop:
-                result: Tallied = stop.value
+                result: AddedUp = stop.value
                 return result
 
         return Work(adding.name, killed, adding.terms)
@@ -58,7 +58,7 @@ def add_up_and_die(kind: str, url: str, nth: str) -> None:
 
 
 async def _tally(database: Database) -> None:
-    await (await database.open()).tally(QUEUE, ALL)
+    await (await database.open()).add_up(QUEUE, ALL)
     await database.close()
 
 
@@ -85,7 +85,7 @@ class Book:
     async def shown(self) -> tuple[Counter[str], Counter[str], int, int]:
         """Ended and failed as the stats have them: by account, and over all minutes."""
         page = await self.store.ask(lambda moment: moment.list_keys([QUEUE], ("account",)))
-        keys = {str(figures.key[0]): figures for _, figures in page.keys}
+        keys = {str(stats.key[0]): stats for _, stats in page.keys}
         minutes = (await self.store.ask(lambda moment: moment.minutes([QUEUE], 0)))[QUEUE]
         return (
             Counter({key: each.ended for key, each in keys.items()}),
@@ -100,7 +100,7 @@ class Book:
     async def add_up(self) -> None:
         async def has_added() -> bool:
             # Until the server has noticed that somebody is dead, it is still their turn.
-            return (await self.store.tally(QUEUE, ALL)).tallies > 0
+            return (await self.store.add_up(QUEUE, ALL)).claims > 0
 
         await until_found(has_added)
 
@@ -128,4 +128,4 @@ async def test_who_is_killed_in_the_middle_of_adding_up_has_added_nothing_and_no
                 await book.add_up()
                 assert await book.shown() == book.expected()
     assert nth > FEWEST_PLACES
-    assert (await book.store.tally(QUEUE, ALL)).tallies == 0, "who came through has added everything"
+    assert (await book.store.add_up(QUEUE, ALL)).claims == 0, "who came through has added everything"

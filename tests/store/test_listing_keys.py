@@ -14,7 +14,7 @@ from fairlane.store.protocol import Store
 from fairlane.store.stats import Moment
 from fairlane.store.stats_values import KeySort
 from tests.store.harness import claim, finish, given_jobs
-from tests.store.test_figures import ACCOUNT, POLICY, all_keys, keys, tally_all
+from tests.store.test_figures import ACCOUNT, POLICY, add_all_up, all_keys, keys
 
 
 @pytest.mark.parametrize("sort", list(KeySort))
@@ -29,7 +29,7 @@ async def test_paging_brings_every_key_once_under_every_order(store: Store, cloc
             await given_jobs(store, policy, keys(account % 9), dice.randrange(1, 4))
         await finish(store, await claim(store, name, 5))
         await claim(store, name, 3)
-        await tally_all(store, name)
+        await add_all_up(store, name)
     whole = await all_keys(store, ACCOUNT, names, sort, limit=100)
     assert len(whole) == 18
     assert await all_keys(store, ACCOUNT, names, sort, limit=1) == whole
@@ -54,11 +54,11 @@ async def test_keys_are_found_by_a_part_of_their_name_whatever_the_case(store: S
     for account in ("Acme", "acme_2", "50%", "Straße", 'quote"\\', None):
         await given_jobs(store, POLICY, keys(account))
     await claim(store, "webhooks", 1)
-    await tally_all(store)
+    await add_all_up(store)
 
     async def found(search: str) -> list[str | None]:
         page = await store.ask(lambda moment: moment.list_keys(["webhooks"], ACCOUNT, search=search, sort=KeySort.NAME))
-        return [figures.key[0] for _, figures in page.keys]
+        return [stats.key[0] for _, stats in page.keys]
 
     assert await found("ACME") == ["Acme", "acme_2"]
     assert await found("_") == ["acme_2"]
@@ -84,7 +84,7 @@ async def test_a_search_brings_what_the_list_has_of_it_page_by_page(
             await given_jobs(store, policy, {"account": f"a{account}"}, 1 + account % (3 + nth))
         await finish(store, await claim(store, name, 4))
         await claim(store, name, 20)
-        await tally_all(store, name)
+        await add_all_up(store, name)
     listed = partial(Moment.list_keys, queues=names, by=ACCOUNT, sort=sort)
     for held_only in (False, True):
         whole = (await store.ask(partial(listed, held_only=held_only))).keys
@@ -106,10 +106,10 @@ async def test_only_held_keys_can_be_listed(store: Store) -> None:
     await given_jobs(store, POLICY, keys("acme"), 5)
     await given_jobs(store, POLICY, keys("globex"), 1)
     await claim(store, "webhooks", 10)
-    await tally_all(store)
+    await add_all_up(store)
     for sort in KeySort:
         page = await store.ask(partial(Moment.list_keys, queues=["webhooks"], by=ACCOUNT, sort=sort, held_only=True))
-        assert [figures.key for _, figures in page.keys] == [("acme",)]
+        assert [stats.key for _, stats in page.keys] == [("acme",)]
 
 
 async def test_a_key_that_has_changed_in_one_partition_is_still_listed_in_the_others(store: Store) -> None:
@@ -121,4 +121,4 @@ async def test_a_key_that_has_changed_in_one_partition_is_still_listed_in_the_ot
         await store.conclude(policy.queue)
     await given_jobs(store, policies[0], keys("acme"), 3)
     page = await store.ask(lambda moment: moment.list_keys(names, ACCOUNT))
-    assert {queue: figures.waiting for queue, figures in page.keys} == {"webhooks": 5, "webhooks__p1": 2}
+    assert {queue: stats.waiting for queue, stats in page.keys} == {"webhooks": 5, "webhooks__p1": 2}

@@ -13,7 +13,7 @@ from fairlane.store.protocol import Listener, Looked, Store, WorkerIdentity
 from tests.store.harness import SECOND, Database, claim, finish, given_jobs, ids, soon, worker_named
 
 PLAIN = Policy("webhooks")
-EAR = worker_named("ear")
+EAR = worker_named("alive_lock")
 
 
 async def look(store: Store, listener: Listener, want: int, worker: WorkerIdentity = EAR) -> Looked:

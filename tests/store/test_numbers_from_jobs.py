@@ -48,7 +48,7 @@ async def bring(
     delay: int | None = None,
 ) -> None:
     keys: Mapping[str, object] = {"account": account, "endpoint": endpoint}
-    jobs = new_jobs(policy, {name: keys[name] for name in policy.stamped_keys}, count, delay=delay)
+    jobs = new_jobs(policy, {name: keys[name] for name in policy.keys_of_job}, count, delay=delay)
     await store.enqueue([replace(job, given=given) for job in jobs])
 
 
@@ -386,11 +386,11 @@ async def test_what_an_operator_sets_wins_over_what_jobs_bring_until_it_is_remov
     await bring(store, {NAME: 1}, 20)
     assert len(await claim(store, "webhooks", 50)) == 1
     six = Override(kind=Kind.LIMIT, limit=NAME, value=6, scope=(("account", "acme"),))
-    await store.amend(["webhooks"], [six], [], NOTE)
+    await store.change_overrides(["webhooks"], [six], [], NOTE)
     assert len(await claim(store, "webhooks", 50)) == 5
     await bring(store, {NAME: 9})
     assert await claim(store, "webhooks", 50) == []
-    await store.amend(["webhooks"], [], [six.id], NOTE)
+    await store.change_overrides(["webhooks"], [], [six.id], NOTE)
     assert len(await claim(store, "webhooks", 50)) == 3
 
 
@@ -398,11 +398,11 @@ async def test_a_flow_whose_weight_an_operator_has_set_takes_its_own_again_after
     policy = Policy("webhooks", fair=Fair(by="account", weight=anything, charge="count"))
     await store.declare(policy)
     three = Override(kind=Kind.WEIGHT, value=3, scope=(("account", "acme"),))
-    await store.amend(["webhooks"], [three], [], NOTE)
+    await store.change_overrides(["webhooks"], [three], [], NOTE)
     for account in ("acme", "globex"):
         await bring(store, {"weight": 1.0}, 90, policy=policy, account=account)
     assert by_key(await claim(store, "webhooks", 40)) == {"acme": 30, "globex": 10}
-    await store.amend(["webhooks"], [], [three.id], NOTE)
+    await store.change_overrides(["webhooks"], [], [three.id], NOTE)
     assert by_key(await claim(store, "webhooks", 40)) == {"acme": 20, "globex": 20}
 
 

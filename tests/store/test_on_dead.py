@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from fairlane.clock import ManualClock
-from fairlane.job import Claim, NewJob, OnDead, StampedEffects, State
+from fairlane.job import BuiltEffects, Claim, NewJob, OnDead, State
 from fairlane.policy import Policy
 from fairlane.policy.unique import Unique, unique_key
 from fairlane.scheduler.settlement import (
@@ -65,7 +65,7 @@ def on_dead(
     delete: tuple[str, ...] = (),
     named: Sequence[NewJob] = (),
 ) -> bytes:
-    effects = StampedEffects((*jobs, *named), put or {}, delete)
+    effects = BuiltEffects((*jobs, *named), put or {}, delete)
     return OnDead(effects, frozenset(job.id for job in named)).encode()
 
 
@@ -407,7 +407,7 @@ async def test_deaths_and_other_ends_are_settled_together(store: Store) -> None:
     settlements = [
         settle(first, Failed("a", 0), 0),
         settle(second, Died("b"), 0),
-        settle(third, Done(b"1", StampedEffects((landed,))), 0),
+        settle(third, Done(b"1", BuiltEffects((landed,))), 0),
         gone,
     ]
     assert await store.settle(settlements) == [fourth.id]

@@ -85,7 +85,7 @@ async def test_what_a_page_shows_together_is_of_one_moment(shared_database: Data
         assert sum(each.waiting for each in keys) == queue.ready == seen.totals.ready
         assert sum(each.running for each in keys) == queue.running
         assert sum(each.waiting for each in keys if each.held_by) == queue.held_jobs
-        assert queue.figures_as_of == seen.now
+        assert queue.stats_as_of == seen.now
         one = await operations_on(store).queues.show("webhooks")
         (limit,) = one.limits
         assert limit.held_jobs == one.view.held_jobs
@@ -98,8 +98,8 @@ async def test_what_a_page_shows_together_is_of_one_moment(shared_database: Data
             assert sum(lane.running for lane in key.lanes) == key.view.running
             assert [lane.held_by for lane in key.lanes if lane.waiting] == key.view.held_by
             assert any("Concurrency(2, by='account'): 2 of 2" in words for words in key.why) == (key.view.running == 2)
-        figures = await operations_on(store).metrics(10)
-        waiting = {labels[1]: count for labels, count in figures["fairlane_key_waiting_jobs"]}
+        stats = await operations_on(store).metrics(10)
+        waiting = {labels[1]: count for labels, count in stats["fairlane_key_waiting_jobs"]}
         assert set(waiting) <= {f"account={each}" for each in ACCOUNTS}, "none are left for others"
-        assert figures["fairlane_queue_ready_jobs"] == [(("webhooks",), sum(waiting.values()))]
+        assert stats["fairlane_queue_ready_jobs"] == [(("webhooks",), sum(waiting.values()))]
         assert others.steps > before + 40

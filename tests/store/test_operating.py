@@ -305,7 +305,7 @@ async def test_the_doctor_of_a_healthy_database_finds_nothing_and_changes_nothin
     before = await state_of_queue(store)
     assert await diagnosed(store, {"webhooks": POLICY}) == []
     assert await state_of_queue(store) == before
-    # What ended leaves a bell behind, and nothing that a worker is needed for.
+    # What ended leaves a lane event behind, and nothing that a worker is needed for.
     await finish(store, running + await claim(store, "webhooks", 9))
     assert await diagnosed(store) == []
 
@@ -381,10 +381,10 @@ async def test_the_doctor_says_that_no_worker_serves_a_queue_where_jobs_wait(sto
 
 
 async def test_the_doctor_says_that_bells_pile_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis_queues, "MANY_BELLS", 2)
+    monkeypatch.setattr(diagnosis_queues, "MANY_EVENTS", 2)
     for _ in range(3):
         await given_jobs(store, POLICY, ACME, 1)
-    assert checks(await diagnosed(store)) == ["bells pile up", "no worker"]
+    assert checks(await diagnosed(store)) == ["lane events pile up", "no worker"]
 
 
 async def test_a_dry_run_of_a_policy_is_refused_where_applying_it_would_be(store: Store, clock: ManualClock) -> None:

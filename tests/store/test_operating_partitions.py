@@ -137,8 +137,8 @@ async def test_actions_of_two_operators_at_once_never_stand_in_each_others_way(
     put = Override(kind=Kind.SUSPEND)
     for _ in range(10):
         await asyncio.gather(
-            stores[0].amend(names, [put], [], Note(actor="ada", action="suspend")),
-            stores[1].amend(names[::-1], [], [put.id], Note(actor="bob", action="unsuspend")),
+            stores[0].change_overrides(names, [put], [], Note(actor="ada", action="suspend")),
+            stores[1].change_overrides(names[::-1], [], [put.id], Note(actor="bob", action="unsuspend")),
             *(mail.startable() for mail in both),
         )
     assert len({str(each) for each in (await overrides_by_partition(both[0])).values()}) == 1

@@ -55,11 +55,11 @@ def limit(name: str, value: float, **keys: str | None) -> Override:
 
 
 async def put(store: Store, queue: str, *overrides: Override) -> None:
-    await store.amend([queue], overrides, [], note())
+    await store.change_overrides([queue], overrides, [], note())
 
 
 async def remove(store: Store, queue: str, *overrides: Override) -> None:
-    await store.amend([queue], [], [each.id for each in overrides], note())
+    await store.change_overrides([queue], [], [each.id for each in overrides], note())
 
 
 async def test_l19_a_paused_queue_finishes_what_runs_and_starts_nothing_new(store: Store, clock: ManualClock) -> None:
@@ -213,7 +213,7 @@ async def test_weights_are_overridden_and_boosted_while_jobs_wait(store: Store, 
     await put(store, "q", Override(kind=Kind.BOOST, value=3, scope=scope(account="acme")))
     second = await claim(store, "q", 40)
     assert abs(by_key(second)["acme"] - 36) <= 2
-    await store.amend(["q"], [], [each.id for each in await _overrides(store, "q")], note())
+    await store.change_overrides(["q"], [], [each.id for each in await _overrides(store, "q")], note())
     third = await claim(store, "q", 40)
     assert abs(by_key(third)["acme"] - 20) <= 2
 
@@ -439,8 +439,10 @@ async def test_an_override_that_ended_is_not_booked_on_the_next_operator(store: 
     ends_at = await store.now() + SECOND
     await put(store, "webhooks", Override(kind=Kind.PAUSE, scope=scope(account="acme"), expires_at=ends_at))
     clock.advance("2s")
-    (amendment,) = await store.amend(["webhooks"], [pause(account="bolt")], [], Note(actor="carol", action="pause"))
-    assert amendment.before == ()
+    (override_change,) = await store.change_overrides(
+        ["webhooks"], [pause(account="bolt")], [], Note(actor="carol", action="pause")
+    )
+    assert override_change.before == ()
     by_actor = {entry.actor: entry.target for entry in await store.run(records.audit("webhooks"))}
     assert by_actor == {
         "ada": "account=acme is paused",

@@ -45,7 +45,7 @@ async def test_starts_that_are_given_back_after_a_change_of_their_rate_make_no_r
     second = await claim_ahead(store, 8)
     assert len(instants(first, second)) >= 18
     slow = Override(kind=Kind.LIMIT, limit=NAME, value=4)
-    await store.amend(["webhooks"], [slow], [], NOTE)
+    await store.change_overrides(["webhooks"], [slow], [], NOTE)
     await give_back(store, second, clock.now())
     by_the_new_rate = await claim_ahead(store, 3)
     clock.advance("20ms")
@@ -80,10 +80,10 @@ async def test_a_rate_that_is_cleared_is_given_in_full_at_once(store: Store, clo
     await store.declare(FAST)
     await store.enqueue(new_jobs(FAST, count=100))
     slow = Override(kind=Kind.LIMIT, limit=NAME, value=2)
-    await store.amend(["webhooks"], [slow], [], NOTE)
+    await store.change_overrides(["webhooks"], [slow], [], NOTE)
     before = await claim_ahead(store, 3)
     clock.advance("20ms")
-    await store.amend(["webhooks"], [], [slow.id], NOTE)
+    await store.change_overrides(["webhooks"], [], [slow.id], NOTE)
     await give_back(store, before, clock.now())
     planned = instants(await claim_ahead(store, 5))
     assert SECOND // 20 <= planned[0] - clock.now() <= SECOND // 10, "others may still start by the lower rate"

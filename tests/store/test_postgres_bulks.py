@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from fairlane.clock import ManualClock
 from fairlane.errors import DuplicateJob, InvalidJob
-from fairlane.job import NewJob, OnDead, Outcome, StampedEffects, UniqueKey, Until
+from fairlane.job import BuiltEffects, NewJob, OnDead, Outcome, UniqueKey, Until
 from fairlane.policy import Fair, Policy, Sequence
 from fairlane.store.postgres import PostgresStore, jobs
 from fairlane.store.postgres import jobs as copying
@@ -54,7 +54,7 @@ def a_bit_of_everything(now: int) -> list[NewJob]:
         replace(plain[4], delay=0),
         replace(plain[5], run_at=now + 1),
         replace(plain[6], run_at=now - SECOND),
-        replace(plain[7], on_dead=OnDead(StampedEffects((follow_up,), {"key": b"1"})).encode()),
+        replace(plain[7], on_dead=OnDead(BuiltEffects((follow_up,), {"key": b"1"})).encode()),
         replace(plain[8], context='{"plan": "größer"}'),
         *(replace(job, given={"weight": n + 2.5}) for n, job in enumerate(new_jobs(PLAIN, count=2, priority=-5))),
         replace(new_jobs(PLAIN, priority=-6)[0], given={"weight": 1.5}, delay=SECOND),
@@ -81,13 +81,13 @@ async def test_a_job_that_is_copied_in_is_the_one_that_would_be_inserted(
             "select id, to_jsonb(j) - '{position,given_by}'::text[] || jsonb_build_object('by', given_by = position) "
             "as row from fairlane.jobs j order by position"
         )
-        bells = await connection.fetch(
-            "select to_jsonb(a) - '{xid,floor,given_by}'::text[] as bell, j.id as first, g.id as giver "
+        events = await connection.fetch(
+            "select to_jsonb(a) - '{xid,floor,given_by}'::text[] as lane event, j.id as first, g.id as giver "
             "from fairlane.arrivals a join fairlane.jobs j on j.position = a.floor "
             "left join fairlane.jobs g on g.position = a.given_by order by a.floor"
         )
         assert [row["id"] for row in rows] == [job.id for job in given]
-        found.append(([row["row"] for row in rows], [tuple(each) for each in bells]))
+        found.append(([row["row"] for row in rows], [tuple(each) for each in events]))
         await connection.execute("truncate fairlane.jobs, fairlane.arrivals")
     inserted, copied = found
     assert copied == inserted

@@ -15,8 +15,8 @@ from fairlane.job import Claim, State
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Done, settle
 from fairlane.store.postgres import PostgresStore
-from fairlane.store.postgres.settlements import Carriage
 from fairlane.store.postgres.settlements import Done as DoneClaims
+from fairlane.store.postgres.settlements import Piggyback
 from tests.store.harness import LEASE, claim_once, given_jobs, ids, soon, worker_named
 from tests.store.test_postgres_together import crowded, release_lock, requests, take_lock
 
@@ -142,7 +142,7 @@ async def test_a_claim_that_is_broken_off_does_not_undo_what_it_settled(
 async def test_without_a_claim_it_goes_by_itself(store: PostgresStore) -> None:
     jobs = await given_jobs(store, PLAIN, count=2)
     claims = await claimed_in_public(store, 1)
-    assert store._claimer.carriage.is_in_service
+    assert store._claimer.piggyback.is_in_service
     assert await soon(settling(store, claims)) == []
     assert await states(store, jobs) == [State.DONE, State.READY]
 
@@ -151,11 +151,11 @@ class Journey:
     """A settlement beside claims that are only pretended."""
 
     def __init__(self, *, may_wait: bool) -> None:
-        self.carriage = Carriage()
-        self.carriage.is_in_service = True
-        self.carriage.may_wait = may_wait
-        self.carriage.depart()
-        self.settled = asyncio.ensure_future(self.carriage.settle(DoneClaims(None, [], [])))
+        self.piggyback = Piggyback()
+        self.piggyback.is_in_service = True
+        self.piggyback.may_wait = may_wait
+        self.piggyback.depart()
+        self.settled = asyncio.ensure_future(self.piggyback.settle(DoneClaims(None, [], [])))
 
 
 async def test_where_limits_wait_for_it_a_settlement_does_not_wait_for_the_claim_under_way() -> None:
@@ -165,17 +165,17 @@ async def test_where_limits_wait_for_it_a_settlement_does_not_wait_for_the_claim
 async def test_else_it_goes_with_the_one_that_follows() -> None:
     journey = Journey(may_wait=True)
     await asyncio.sleep(0)
-    journey.carriage.arrive()
-    with journey.carriage.boarded() as passenger:
-        assert passenger is not None
-        passenger.arrived([])
+    journey.piggyback.arrive()
+    with journey.piggyback.taken() as pending:
+        assert pending is not None
+        pending.arrived([])
     assert await soon(journey.settled) == []
 
 
 async def test_or_by_itself_if_none_follows() -> None:
     journey = Journey(may_wait=True)
     await asyncio.sleep(0)
-    journey.carriage.arrive()
+    journey.piggyback.arrive()
     assert await soon(journey.settled) is None
-    with journey.carriage.boarded() as passenger:
-        assert passenger is None
+    with journey.piggyback.taken() as pending:
+        assert pending is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from fairlane.job import StampedEffects
+from fairlane.job import BuiltEffects
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import Cancelled, Done, Failed, Outcome, Released, settle
 from fairlane.store import records
@@ -80,7 +80,7 @@ async def test_effects_that_meet_a_conflict_land_with_their_ack_once(postgres_ur
     (follow_up,) = new_jobs(PLAIN)
     # The job is settled and its follow-up stored when the value fails.
     await fail_twice(postgres_url, "fairlane.stored_values", code)
-    effects = StampedEffects((follow_up,), {"landed": b"1"})
+    effects = BuiltEffects((follow_up,), {"landed": b"1"})
     assert await store.settle([settle(held, Done(b"1", effects), 5)]) == []
     assert await tries(postgres_url) == 3
     assert (await store.job(job)).result == b"1"

@@ -45,22 +45,22 @@ NEEDS = {
         adopt ask attempts cancel claim claims_beside collect compare_and_set_value conclude contexts count_gates
         count_ready counts declare delete_value divide enqueue find_jobs fire_schedule foresee
         gates_that_move get_value held job keep_schedules keep_time listen look now policy policy_versions
-        prune put_schedule put_value queues reap recount rehome renew report report_progress retries scan_values
-        schedules settle tally time traces wait_until_ended wake_another
+        prune put_schedule put_value queues reap recount move_misrouted renew report report_progress retries scan_values
+        schedules settle stats time traces wait_until_ended wake_another
     """,
     "viewer": """
         ask attempts audit counts end_session find_jobs given health is_session_ended job
         now policy policy_versions queues schedules standstills time traces
     """,
     "operator": """
-        amend amend_schedule apply ask attempts audit cancel cancel_jobs check_waiting divide end_session
-        find_jobs force gates_that_move is_session_ended job lanes now policy purge queues reap rehome replay
+        change_overrides change_schedule apply ask attempts audit cancel cancel_jobs check_waiting divide end_session
+        find_jobs force gates_that_move is_session_ended job lanes now policy purge queues reap move_misrouted replay
         retry_now schedules time
     """,
 }
 """Of each role, the operations of a store that it needs: each is used below, under its rights."""
 WITHIN_OTHERS = {"fold", "foresee_replay", "in_force", "insert", "of_one_moment", "replace", "work_of"}
-"""What is done within `apply`, `ask`, `conclude`, `declare`, `policy`, `replay` and `tally`."""
+"""What is done within `apply`, `ask`, `conclude`, `declare`, `policy`, `replay` and `stats`."""
 
 
 class NotedStore:
@@ -237,7 +237,7 @@ def test_every_operation_of_a_store_is_somebodys() -> None:
         for module in (health, operators, policies, records, schedules, stats, stats_sums, upkeep)
         for name, each in vars(module).items()
         if hasattr(each, "__wrapped__") and each.__module__ == module.__name__ and not name.startswith("_")
-    } | {"compare_and_set_value", "amend_schedule", "lanes"}
+    } | {"compare_and_set_value", "change_schedule", "lanes"}
     assert declared >= WITHIN_OTHERS
     assert WITHIN_OTHERS | {name for needed in NEEDS.values() for name in needed.split()} == declared
 
@@ -277,7 +277,7 @@ async def keep_up(worker: App, queue: Queue) -> None:
         await store.run(upkeep.count_gates(name))
         await store.run(upkeep.recount(name))
         await store.collect(name)
-        await store.tally(name)
+        await store.add_up(name)
         await store.counts(name)
         await store.run(health.traces(name, [], []))
     await store.reap()

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from fairlane.errors import DuplicateJob, StoreUnavailable
-from fairlane.job import Claim, OnDead, StampedEffects, State
+from fairlane.job import BuiltEffects, Claim, OnDead, State
 from fairlane.policy import Policy
 from fairlane.scheduler.settlement import SEEN, Died, Done, Failed, Lost, Released, settle
 from fairlane.store import records, schedules
@@ -188,7 +188,8 @@ async def test_a_bulk_is_copied_in_once_or_not_at_all_wherever_the_connection_is
 ) -> None:
     await given_jobs(store, PLAIN, count=COPIED_FROM)
     await claim(other, "webhooks", 2 * COPIED_FROM)
-    # Begin, bells, the rows in several pieces, commit: each asked and answered, and tried again over a new connection.
+    # Begin, lane events, the rows in several pieces, commit: each asked and answered, and tried again over a new
+    # connection.
     for turn in range(ROUNDS):
         jobs = new_jobs(PLAIN, count=COPIED_FROM)
         proxy.cut_at(1 + turn % 10)
@@ -329,7 +330,7 @@ async def test_effects_land_with_their_ack_or_not_at_all_wherever_the_connection
         await given_jobs(store, PLAIN)
         (held,) = await claim(store, "webhooks")
         (follow_up,) = new_jobs(PLAIN, task="follow-up")
-        effects = StampedEffects((follow_up,), {f"turn {turn}": b"1"})
+        effects = BuiltEffects((follow_up,), {f"turn {turn}": b"1"})
         proxy.cut_at(1 + turn % STEPS)
         assert await store.settle([settle(held, Done(b"1", effects), 1_000)]) == []
         proxy.cut_at(0)
@@ -350,7 +351,7 @@ async def test_effects_for_death_land_once_wherever_the_connection_is_cut(
 ) -> None:
     for turn in range(ROUNDS):
         (follow_up,), (job,) = new_jobs(PLAIN, task="follow-up"), new_jobs(PLAIN, max_attempts=1)
-        declared = OnDead(StampedEffects((follow_up,), {f"turn {turn}": b"1"})).encode()
+        declared = OnDead(BuiltEffects((follow_up,), {f"turn {turn}": b"1"})).encode()
         await store.enqueue([msgspec.structs.replace(job, on_dead=declared)])
         if killer == "the reaper":  # only a suspect dies of being lost
             await finish(store, await claim(store, "webhooks"), Lost("its process died", SEEN))
@@ -400,7 +401,9 @@ async def test_an_operators_word_about_a_schedule_counts_once_though_its_commit_
 ) -> None:
     await store.run(schedules.put_schedule("nightly", b"digest", "{}", 1, instead_of=None))
     proxy.swallow_the_answer_to(b"COMMIT;")
-    changed = await store.run(schedules.amend_schedule("nightly", Note(actor="ada", action="act"), is_paused=is_paused))
+    changed = await store.run(
+        schedules.change_schedule("nightly", Note(actor="ada", action="act"), is_paused=is_paused)
+    )
     assert proxy.cuts == 1
     assert changed is not None
     assert (changed.triggers, changed.is_paused) == ((1, False) if is_paused is None else (0, True))
@@ -416,7 +419,7 @@ async def test_an_operators_trigger_whose_transaction_was_lost_is_made_once(
     while step < 11:
         step += 1
         proxy.cut_at(step)
-        changed = await store.run(schedules.amend_schedule("nightly", Note(actor="ada", action="act")))
+        changed = await store.run(schedules.change_schedule("nightly", Note(actor="ada", action="act")))
         assert changed is not None
         assert changed.triggers == step
     assert proxy.cuts > 5

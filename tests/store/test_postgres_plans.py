@@ -70,9 +70,9 @@ INDEXES = {
     "put_gates": set(),
     "select_journal": {"journal_in_order", "queue_states_newest"},
     "store_journal": {"queue_states_newest"},
-    "delete_deltas": {"journal_in_order", "queue_figures_pkey", "queue_states_newest"},
+    "delete_deltas": {"journal_in_order", "queue_stats_pkey", "queue_states_newest"},
     "seal_journal": {"queue_states_newest"},
-    "note_told": {"queue_states_newest"},
+    "note_stats": {"queue_states_newest"},
     "note_removed": {"queue_states_newest"},
     "promote": {"jobs_due", "jobs_pkey"},
     "enqueue": {"waiters_pkey"},
@@ -125,7 +125,7 @@ INDEXES = {
     "lock_shared_limits": {"shared_limit_queues_pkey", "shared_limits_name_key"},
     "load_shared": {
         "queues_pkey",
-        "rings_pkey",
+        "gate_wakeups_pkey",
         "shared_gates_newest",
         "shared_limit_queues_pkey",
         "shared_limits_pkey",
@@ -135,55 +135,55 @@ INDEXES = {
     "select_shared_gates": {"shared_gates_newest"},
     "write_shared": {"queues_name_key", "waiters_pkey"},
     "collect_shared_gates": {"shared_gates_newest", "shared_limit_queues_pkey"},
-    "look_before_tallying": {
+    "look_before_adding_up": {
         "journal_in_order",
-        "key_figures_to_refresh",
+        "key_stats_to_refresh",
         "minutes_pkey",
-        "queue_figures_pkey",
+        "queue_stats_pkey",
         "queues_name_key",
     },
-    "select_told": {"journal_in_order"},
-    "delete_told": {"journal_in_order", "queue_states_newest"},
-    "select_queue_figures": {"queue_figures_pkey"},
-    "put_queue_figures": set(),
+    "select_stats": {"journal_in_order"},
+    "delete_stats": {"journal_in_order", "queue_states_newest"},
+    "select_queue_stats": {"queue_stats_pkey"},
+    "put_queue_stats": set(),
     "put_keys": set(),
-    "delete_keys": {"key_figures_pkey"},
+    "delete_keys": {"key_stats_pkey"},
     "walk_lanes_in_use": {"lanes_pkey"},
     "walk_gates_in_use": {"gates_pkey"},
-    "forget_scopes": {"key_figures_pkey"},
-    "reset_keys": {"key_figures_pkey"},
-    "delete_idle_keys": {"key_figures_pkey"},
-    "select_keys_to_refresh": {"key_figures_to_refresh"},
+    "forget_scopes": {"key_stats_pkey"},
+    "reset_keys": {"key_stats_pkey"},
+    "delete_idle_keys": {"key_stats_pkey"},
+    "select_keys_to_refresh": {"key_stats_to_refresh"},
     "select_minutes_at": {"minutes_pkey"},
     "put_minutes": set(),
     "delete_old_minutes": {"minutes_pkey"},
-    "survey": {"jobs_due", "queue_figures_pkey", "queue_states_newest", "queues_name_key"},
+    "survey": {"jobs_due", "queue_stats_pkey", "queue_states_newest", "queues_name_key"},
     "count_newest_dead": {"finished_pkey", "jobs_pkey", "queues_pkey"},
     "select_minutes": {"minutes_pkey", "queues_name_key"},
-    "select_keys": {"key_figures_pkey", "queues_name_key"},
-    "find_keys": {"key_figures_pkey", "queues_name_key"},
-    "list_keys_by_waiting": {"key_figures_by_waiting", "queues_name_key"},
-    "list_keys_by_running": {"key_figures_by_running", "queues_name_key"},
-    "list_keys_by_ended": {"key_figures_by_ended", "queues_name_key"},
-    "list_keys_by_started": {"key_figures_by_start", "queues_name_key"},
-    "list_keys_by_name": {"key_figures_pkey", "queues_name_key"},
+    "select_keys": {"key_stats_pkey", "queues_name_key"},
+    "find_keys": {"key_stats_pkey", "queues_name_key"},
+    "list_keys_by_waiting": {"key_stats_by_waiting", "queues_name_key"},
+    "list_keys_by_running": {"key_stats_by_running", "queues_name_key"},
+    "list_keys_by_ended": {"key_stats_by_ended", "queues_name_key"},
+    "list_keys_by_started": {"key_stats_by_start", "queues_name_key"},
+    "list_keys_by_name": {"key_stats_pkey", "queues_name_key"},
     "select_scheduled_by_lane": {"jobs_due", "queues_name_key"},
-    "select_told_of": {"journal_in_order", "queue_figures_pkey", "queues_name_key"},
+    "select_stats_of": {"journal_in_order", "queue_stats_pkey", "queues_name_key"},
     "select_tails": {"journal_in_order", "queue_states_newest", "queues_name_key"},
     "select_unseen": {"arrivals_in_order", "jobs_due", "queue_states_newest", "queues_name_key"},
     "select_unseen_given": {"arrivals_in_order", "jobs_due", "queue_states_newest", "queues_name_key"},
     "select_resumed": {"arrivals_in_order", "jobs_keeping_place", "queue_states_newest", "queues_name_key"},
     "select_unseen_lanes": {"arrivals_in_order", "jobs_due", "queue_states_newest", "queues_name_key"},
-    "select_key_sums": {"key_figures_pkey", "queues_name_key"},
+    "select_key_sums": {"key_stats_pkey", "queues_name_key"},
     "select_held_sums": {"key_figures_held", "queues_name_key"},
-    "select_rung": {"queues_name_key", "rings_pkey"},
+    "select_woken_gates": {"queues_name_key", "gate_wakeups_pkey"},
     "select_shared_in_use": {"shared_gates_of_limit", "shared_limits_name_key"},
     "select_shared_ends": {"queues_pkey", "shared_limits_name_key", "shared_releases_in_order"},
     "select_pending_releases": {"queue_states_newest", "queues_name_key", "releases_in_order"},
     "select_keys_of_lanes": {"lanes_pkey", "queues_name_key"},
     "select_gates_named": {"gates_pkey", "queues_name_key"},
     "select_weights_named": {"flows_pkey", "queues_name_key"},
-    "select_gates_in_doubt": {"gates_pkey", "gates_to_wake", "key_figures_pkey", "queues_name_key"},
+    "select_gates_in_doubt": {"gates_pkey", "gates_to_wake", "key_stats_pkey", "queues_name_key"},
     "select_oldest_lanes": {"lanes_pkey", "queues_name_key"},
     "select_all_lanes_of_flow": {"lanes_of_flow"},
     "select_lanes_of_flows": {"lanes_of_flow"},
@@ -199,7 +199,7 @@ INDEXES = {
     "keep_schedules": {"schedules_pkey"},
     "fire_schedule": {"schedules_pkey"},
     "name_last_job": {"schedules_pkey"},
-    "amend_schedule": {"schedules_pkey"},
+    "change_schedule": {"schedules_pkey"},
 }
 
 
@@ -346,7 +346,7 @@ async def fill(store: PostgresStore, accounts: int) -> None:
     await given_jobs(store, POLICY, {"account": 0, "endpoint": 0}, 200, delay=60_000_000)
     for _ in range(4):
         await finish(store, await claim(store, "webhooks", 100))
-    await store.tally("webhooks")
+    await store.add_up("webhooks")
     await claim(store, "webhooks", 100)
     for number in range(accounts):
         await store.run(schedules.put_schedule(f"schedule-{number}", b"digest", "{}", number, instead_of=None))
@@ -362,7 +362,7 @@ async def test_a_hot_statement_keeps_to_its_indexes(used: asyncpg.Connection[Any
 async def test_a_search_reads_labels_from_an_index_alone(
     used: asyncpg.Connection[Any],
 ) -> None:
-    (scan,) = [node for node in nodes(await plan_of(used, "find_keys")) if node.get("Index Name") == "key_figures_pkey"]
+    (scan,) = [node for node in nodes(await plan_of(used, "find_keys")) if node.get("Index Name") == "key_stats_pkey"]
     assert scan["Node Type"] == "Index Only Scan"
 
 
@@ -438,7 +438,7 @@ async def rows_per_claim(store: PostgresStore, meter: Meter, lanes: int, batch: 
         await store.enqueue([job for account in accounts for job in new_jobs(policy, {"account": account}, 2)])
     for _ in range(0, lanes, FOLD_AT_MOST):
         await claim_once(store, policy.queue, 1)
-    assert (await store.counts(policy.queue)).bells == 0
+    assert (await store.counts(policy.queue)).events == 0
     read = []
     for _ in range(6):
         claims = (await claim_once(store, policy.queue, batch)).claims

@@ -192,7 +192,7 @@ async def test_a_listener_whose_connection_has_silently_died_hears_again(
     hole.swallow()
     async with asyncio.timeout(30):
         assert await listener.wait(None) is True  # it may have missed something
-        await until(lambda: listener.ear is not None)  # type: ignore[attr-defined]
+        await until(lambda: listener.alive_lock is not None)  # type: ignore[attr-defined]
         while (await claim_once(store, "webhooks", 1, listener=listener)).look_again:
             pass
         await given_jobs(other, PLAIN)

@@ -122,7 +122,7 @@ async def test_once_every_bell_is_folded_the_state_agrees_with_the_jobs(
     )
     counts = await stores[0].counts("webhooks")
     assert jobs is not None
-    assert (counts.ready, counts.running, counts.bells) == (jobs[0], jobs[1], 0)
+    assert (counts.ready, counts.running, counts.events) == (jobs[0], jobs[1], 0)
     leases = await connection.fetchval(
         "select count(*) from fairlane.jobs j where j.state = 2 "
         "and not exists (select from fairlane.leases l where l.id = j.lease and j.id = any (l.jobs))"

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from fairlane.clock import ManualClock
-from fairlane.job import Claim, NewJob, Outcome, StampedEffects, State
+from fairlane.job import BuiltEffects, Claim, NewJob, Outcome, State
 from fairlane.policy import Concurrency, Policy
 from fairlane.policy.unique import OnConflict, Unique, unique_key
 from fairlane.scheduler.settlement import Done, Failed, settle
@@ -105,7 +105,7 @@ async def test_of_an_ack_and_a_reaper_exactly_one_wins(shared_database: Database
         (held,) = await claim(worker, "races")
         clock.advance(LEASE)
         (follow_up,) = new_jobs(POLICY)
-        effects = StampedEffects((follow_up,), {f"{turn}": b"1"}) if race is with_effects else None
+        effects = BuiltEffects((follow_up,), {f"{turn}": b"1"}) if race is with_effects else None
         ack = settle(held, Done(b"1", effects), 5)
         lost, reaped = await race.run(lambda ack=ack: worker.settle([ack]), reaper.reap)  # type: ignore[misc]
         record = await worker.job(job)

@@ -259,7 +259,7 @@ async def test_rates_leave_nothing_behind(store: Store, clock: ManualClock) -> N
     policy = Policy("webhooks", limits=limits)
     await store.declare(policy)
     await given_jobs(store, policy, ACME, 9)
-    while (await store.counts("webhooks")).ready or (await store.counts("webhooks")).bells:
+    while (await store.counts("webhooks")).ready or (await store.counts("webhooks")).events:
         claims = await claim(store, "webhooks", 4)
         await finish(store, claims[1:2], Released("drain"))
         await finish(store, claims[:1] + claims[2:])

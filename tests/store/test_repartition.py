@@ -22,7 +22,7 @@ from fairlane.store.audit import Note
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.store.repartition import advance
-from fairlane.worker.upkeep import place_of, rehome
+from fairlane.worker.upkeep import move_misrouted, place_of
 from tests.store.by_hand import url_of
 from tests.store.harness import LEASE, WORKER, Database, finish, operations_on
 from tests.store.repartition_victim import change_and_die
@@ -106,7 +106,7 @@ async def _width(store: Store, queue: str) -> int:
 async def _by_upkeep(store: Store, queue: str, rest: Callable[[], Awaitable[None]]) -> None:
     """As every worker does from time to time."""
     while not await _is_resting(store, queue):
-        await rehome(store, queue, await place_of(store, queue))
+        await move_misrouted(store, queue, await place_of(store, queue))
         await rest()
 
 
@@ -273,7 +273,7 @@ async def test_what_a_producer_sends_through_a_change_runs_in_the_order_in_which
     while claims := await ledger.claim():
         await ledger.finish(claims)
         for name in await partitions_of(store, "email"):
-            await store.run(policies.rehome(name))
+            await store.run(policies.move_misrouted(name))
     assert sent > 3 * LEARNED_AFTER // SECOND
     assert ledger.order == {account: list(range(sent)) for account in ACCOUNTS}
 

@@ -14,7 +14,7 @@ import pytest
 
 from fairlane.clock import ManualClock
 from fairlane.errors import JobNotFound, StoreUnavailable
-from fairlane.job import JobRecord, StampedEffects, State
+from fairlane.job import BuiltEffects, JobRecord, State
 from fairlane.policy import Policy
 from fairlane.policy.unique import Unique, unique_key
 from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed
@@ -147,7 +147,7 @@ async def test_whoever_waits_for_a_job_that_is_replaced_is_told(store: Store, qu
     waiting = asyncio.create_task(store.wait_until_ended(old.id, None))
     await is_heard(store, [old.id])
     if by_a_follow_up:
-        await finish(store, [held], Done(None, StampedEffects((new,))))
+        await finish(store, [held], Done(None, BuiltEffects((new,))))
     else:
         await store.enqueue([new])
     assert (await soon(waiting)).state is State.CANCELLED

@@ -149,13 +149,13 @@ async def test_a_schedule_that_is_declared_no_more_stops_and_is_shown_as_orphane
 async def test_an_older_program_leaves_a_newer_declaration_alone_until_nobody_has_it_any_more(
     shared_database: Database, clock: ManualClock, stack: AsyncExitStack
 ) -> None:
-    from fairlane.cron.schedules import Firing
+    from fairlane.cron.schedules import CronRunner
 
     old, new = program(shared_database, clock), program(shared_database, clock)
     for app, kind in ((old, "old"), (new, "new")):
         stack.push_async_callback(app.close)
         app.schedule(app.registry["report"], kind, every="1m", name="each-minute")
-    older = Firing(await old.opened(), list(old.schedules.values()), (await old._connected()).producing.admitted)
+    older = CronRunner(await old.opened(), list(old.schedules.values()), (await old._connected()).producing.admitted)
     await older.declare()
     await new.fire_schedules()
     clock.advance("1m")

@@ -119,11 +119,11 @@ async def test_two_workers_fire_every_slot_of_a_year_once_through_the_clock_chan
     workers = (one, two)
     for app in workers:
         stack.push_async_callback(app.close)
-    firing = [each for app in workers if (each := app._firing(await app._connected())) is not None]
-    for each in firing:
+    cron_runner = [each for app in workers if (each := app._cron_runner(await app._connected())) is not None]
+    for each in cron_runner:
         await each.declare()
     while True:
-        dues = await asyncio.gather(*(each.look() for each in firing))
+        dues = await asyncio.gather(*(each.look() for each in cron_runner))
         due = min(each for each in dues if each is not None)
         if due >= as_instant(ENDED):
             break

@@ -40,8 +40,8 @@ async def test_another_policy_counts_the_places_that_are_kept(
             await store.collect(QUEUE)
     capped = Policy(QUEUE, limits=(Sequence(by="document"), Concurrency(50)))
     await store.apply(capped)
-    await store.amend([QUEUE], [Override(kind=Kind.SUSPEND)], [], NOTE)
-    await store.amend([QUEUE], [], [Override(kind=Kind.SUSPEND).id], NOTE)
+    await store.change_overrides([QUEUE], [Override(kind=Kind.SUSPEND)], [], NOTE)
+    await store.change_overrides([QUEUE], [], [Override(kind=Kind.SUSPEND).id], NOTE)
     (behind,) = await given_jobs(store, capped, A, 1)
     await given_jobs(store, capped, B, 1)
     await nothing_starts(store)
@@ -109,11 +109,11 @@ async def test_a_task_cannot_be_paused_where_lanes_do_not_know_it(store: Store) 
     await given_jobs(store, PLAIN, A, 1)
     for name in ("task", "priority"):
         with pytest.raises(InvalidOverride, match=f"in sequence, by document, whatever their {name}"):
-            await store.amend([QUEUE], [Override(kind=Kind.PAUSE, scope=((name, "deliver"),))], [], NOTE)
+            await store.change_overrides([QUEUE], [Override(kind=Kind.PAUSE, scope=((name, "deliver"),))], [], NOTE)
     limit = Override(kind=Kind.LIMIT, limit="sequence:document", scope=(("document", "a"),), value=2)
     with pytest.raises(InvalidOverride, match="has no number to change"):
-        await store.amend([QUEUE], [limit], [], NOTE)
-    await store.amend([QUEUE], [Override(kind=Kind.PAUSE, scope=(("document", "a"),))], [], NOTE)
+        await store.change_overrides([QUEUE], [limit], [], NOTE)
+    await store.change_overrides([QUEUE], [Override(kind=Kind.PAUSE, scope=(("document", "a"),))], [], NOTE)
     await nothing_starts(store)
 
 

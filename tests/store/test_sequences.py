@@ -75,7 +75,7 @@ async def nothing_starts(store: Store) -> None:
 async def assert_free(store: Store, policy: Policy, clock: ManualClock) -> None:
     """A14: nothing runs and nothing waits for a retry, so every place is free."""
     await nothing_starts(store)
-    assert await store.counts(QUEUE) == QueueCounts(ready=0, running=0, parked_lanes=0, bells=0)
+    assert await store.counts(QUEUE) == QueueCounts(ready=0, running=0, parked_lanes=0, events=0)
     for keys in (A, B):
         jobs = await given_jobs(store, policy, keys, 2)
         for job in jobs:
@@ -171,7 +171,7 @@ async def test_a_job_that_a_flood_of_bells_hides_is_not_overtaken(store: Store, 
     await store.declare(PLAIN)
     jobs = await given_jobs(store, PLAIN, A, 2)
     head = await next_job(store)
-    # More bells than one claim folds: that the job is ready again is told last.
+    # More lane events than one claim folds: that the job is ready again is told last.
     await store.enqueue([new_jobs(PLAIN, {"document": str(n)})[0] for n in range(1_500)])
     await finish(store, [head], Released("shutting down"))
     started: list[UUID] = []

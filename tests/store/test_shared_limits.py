@@ -55,7 +55,7 @@ async def assert_shared_at_rest(store: Store, policies: tuple[Policy, ...], most
         await finish(store, claims)
         await finish(store, await fill(store, policy.queue))
         assert await fill(store, policy.queue) == []
-        assert await store.counts(policy.queue) == QueueCounts(ready=0, running=0, parked_lanes=0, bells=0)
+        assert await store.counts(policy.queue) == QueueCounts(ready=0, running=0, parked_lanes=0, events=0)
 
 
 # A09

@@ -40,7 +40,7 @@ class Walk:
             case 0:
                 count = self.random.randint(1, 4)
                 keys = {"account": self.random.choice(ACCOUNTS), "model": self.random.randint(1, 2)}
-                await given_jobs(self.store, policy, {name: keys[name] for name in policy.stamped_keys}, count)
+                await given_jobs(self.store, policy, {name: keys[name] for name in policy.keys_of_job}, count)
                 self.waiting += count
             case 1 | 2:
                 await self.claim(policy.queue, self.random.randint(1, 6), heard=self.random.random() < 0.5)

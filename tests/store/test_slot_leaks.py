@@ -157,7 +157,7 @@ async def test_a_slot_that_was_held_by_a_limit_of_another_scope_is_free_when_tha
 async def test_a_place_that_comes_from_another_partition_during_a_change_of_policy_is_kept_once(
     fleet: Store, connection: asyncpg.Connection[Any], clock: ManualClock
 ) -> None:
-    """A14: its bell is not folded yet, and the job itself is seen already."""
+    """A14: its lane event is not folded yet, and the job itself is seen already."""
     here, there = (Policy(name, limits=(Sequence(by="k"),)) for name in ("q", "q__p1"))
     for policy in (here, there):
         await fleet.declare(policy)
@@ -168,7 +168,7 @@ async def test_a_place_that_comes_from_another_partition_during_a_change_of_poli
     numbers = dict(await connection.fetch("select name, id from fairlane.queues"))
     lane = lane_id("q__p1", 0, {"k": "a"})
     async with connection.transaction():
-        # As the partition that it leaves moves it, and commits once the other one has drained its bells.
+        # As the partition that it leaves moves it, and commits once the other one has drained its lane events.
         moved = STATEMENTS["move_scheduled_jobs"]
         await connection.execute(moved, numbers["q"], [new.lane], [numbers["q__p1"]], [lane], 10)
         await connection.execute("lock table fairlane.lanes in share mode")

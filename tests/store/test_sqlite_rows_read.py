@@ -43,7 +43,7 @@ async def fill(store: SqliteStore, policy: Policy, lanes: int, jobs_per_lane: in
 
 async def fold_everything(store: SqliteStore, queue: str) -> None:
     """Arrivals are folded a thousand at a time; what a claim costs is looked at once they all are."""
-    while (await store.counts(queue)).bells:
+    while (await store.counts(queue)).events:
         await claim_once(store, queue, 0)
 
 

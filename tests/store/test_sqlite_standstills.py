@@ -125,7 +125,7 @@ async def test_a_transaction_that_went_past_the_lock_keeps_nobody_waiting_longer
     theirs.execute("rollback")
     theirs.close()
     await store.enqueue(new_jobs(PLAIN))
-    assert (await store.counts("webhooks")).bells == 1
+    assert (await store.counts("webhooks")).events == 1
     await store.close()
 
 
@@ -165,7 +165,7 @@ async def test_a_long_transaction_of_this_process_is_no_standstill(path: Path, m
     await store.declare(PLAIN)
     many = asyncio.ensure_future(store.enqueue(new_jobs(PLAIN, count=20_000)))
     await asyncio.sleep(0)
-    assert (await store.counts("webhooks")).bells == 1
+    assert (await store.counts("webhooks")).events == 1
     await many
     await store.close()
 

@@ -44,8 +44,8 @@ from tests.waiting import until_found
 CLAIMS = int(os.environ.get("FAIRLANE_TAKEOVER_CLAIMS", "300"))
 PROCESSES = int(os.environ.get("FAIRLANE_TAKEOVER_PROCESSES", "4"))
 ACCOUNTS = 12
-TROUBLE_EVERY = 12
-"""Claims between two troubles."""
+WARNING_EVERY = 12
+"""Claims between two warnings."""
 FEED_EVERY, FEED = 20, 100
 """Claims between two looks whether jobs are short, and how many are enqueued then: more than these can have taken."""
 REST = 0.01
@@ -71,7 +71,7 @@ class Fleet:
         self.store = store
         self.chance = random.Random(CLAIMS)
         self.ledger = ClaimLedger(int(LEASE.total_seconds() * 1e9))
-        self.troubles: Counter[str] = Counter()
+        self.warnings: Counter[str] = Counter()
         self.accounts: dict[UUID, str] = {}
         """Of every job, in the order in which they were enqueued."""
         self.cancelled: set[UUID] = set()
@@ -82,7 +82,7 @@ class Fleet:
         self._version = 0
         self._fed_at = 0
         session = "terminate" if database.kind == "postgres" else "kill"
-        self._troubles = itertools.cycle(["kill", "policy", "crash", session, "fault", "cancel", "crash", "checkpoint"])
+        self._warnings = itertools.cycle(["kill", "policy", "crash", session, "fault", "cancel", "crash", "checkpoint"])
         self._phases = itertools.cycle(["claiming", "settling", "claiming", "at something else"])
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class Fleet:
         self.ledger.follow(pid, path)
 
     async def run(self) -> None:
-        due, began = TROUBLE_EVERY, time.monotonic()
+        due, began = WARNING_EVERY, time.monotonic()
         told = began
         for _ in range(PROCESSES):
             self.start()
@@ -105,7 +105,7 @@ class Fleet:
                 continue
             await self._feed()
             if self.ledger.claims >= due:
-                due = self.ledger.claims + TROUBLE_EVERY
+                due = self.ledger.claims + WARNING_EVERY
                 await self._trouble()
             if time.monotonic() > told + PROGRESS_EVERY:
                 told = time.monotonic()
@@ -116,7 +116,7 @@ class Fleet:
         return (
             f"{self.database.kind}: {ledger.claims:,} of {CLAIMS:,} claims ({ledger.asks:,} asked), "
             f"{len(self.accounts):,} jobs, {self.starts} processes, {self.boards_checked} boards checked, "
-            + ", ".join(f"{count} {what}" for what, count in sorted(self.troubles.items()))
+            + ", ".join(f"{count} {what}" for what, count in sorted(self.warnings.items()))
         )
 
     def _bury(self) -> None:
@@ -146,10 +146,10 @@ class Fleet:
         self.ledger.durable.append((began, time.monotonic_ns()))
 
     async def _trouble(self) -> None:
-        what = next(self._troubles)
-        if what == "crash" and self.database.kind == "sqlite-file" and self.troubles["crash"] >= POWER_LOSSES:
+        what = next(self._warnings)
+        if what == "crash" and self.database.kind == "sqlite-file" and self.warnings["crash"] >= POWER_LOSSES:
             what = "kill"
-        self.troubles[what] += 1
+        self.warnings[what] += 1
         match what:
             case "kill":
                 await self._kill(next(self._phases))
@@ -185,7 +185,7 @@ class Fleet:
             is_there = self._nursery.stop(pid) and self.ledger.phase(pid) == phase
             if is_there:
                 self._nursery.kill(pid)
-                self.troubles[f"kill while {phase}"] += 1
+                self.warnings[f"kill while {phase}"] += 1
             self._nursery.go_on(pid)
             return is_there
 
@@ -215,9 +215,9 @@ class Fleet:
             # Until the server has noticed, it still lets people in.
             await until_found(lambda: _is_gone(other))
             await until_found(lambda: _answers(self.database.url))
-            if self.troubles["crash"] % 4 >= 2:
+            if self.warnings["crash"] % 4 >= 2:
                 await self.check_board()
-            if self.troubles["crash"] % 3:  # else whoever remembers too much may be the first to claim
+            if self.warnings["crash"] % 3:  # else whoever remembers too much may be the first to claim
                 await self._go_on_without(self.ledger.last_claimer())
 
     async def _go_on_without(self, late: int) -> None:
@@ -273,7 +273,7 @@ class Fleet:
             self.ledger.read()
             return not is_held or (self.ledger.has_tail() and await self._is_unflushed())
 
-        hold, is_held = self._folder / HOLD, self.troubles["crash"] % 2 == 1
+        hold, is_held = self._folder / HOLD, self.warnings["crash"] % 2 == 1
         try:
             if is_held:
                 hold.touch()
@@ -388,7 +388,7 @@ async def test_processes_take_over_from_one_another_and_are_killed_and_so_is_the
     found = await fleet.check_board()
     assert [row for row in found.now.lanes if row.ready or row.in_flight] == []
     assert [row for row in found.now.gates if row.in_flight or row.waiting or row.awake] == []
-    assert await store.counts(QUEUE) == QueueCounts(ready=0, running=0, parked_lanes=0, bells=0)
+    assert await store.counts(QUEUE) == QueueCounts(ready=0, running=0, parked_lanes=0, events=0)
     ran: list[tuple[str | None, str]] = [
         (account, each.outcome)
         for job, account in fleet.accounts.items()
@@ -401,12 +401,12 @@ async def test_processes_take_over_from_one_another_and_are_killed_and_so_is_the
 
 async def check_stats(store: Store, ran: list[tuple[str | None, str]]) -> None:
     """Whoever adds up, and whoever was killed over it: every run that has ended is in the stats once."""
-    while (await store.tally(QUEUE)).more:
+    while (await store.add_up(QUEUE)).more:
         pass
     ended = Counter(account for account, _ in ran)
     failed = Counter(account for account, outcome in ran if outcome in ("failed", "lost"))
     page = await store.ask(lambda moment: moment.list_keys([QUEUE], ("account",), limit=ACCOUNTS + 1))
-    shown = {figures.key[0]: figures for _, figures in page.keys}
+    shown = {stats.key[0]: stats for _, stats in page.keys}
     assert {key: (each.waiting, each.running) for key, each in shown.items()} == dict.fromkeys(shown, (0, 0))
     assert {key: each.ended for key, each in shown.items()} == ended
     assert {key: each.failed for key, each in shown.items()} == {key: failed[key] for key in shown}

@@ -387,7 +387,7 @@ async def test_two_operators_replay_one_job_of_a_key(shared_database: Database) 
     assert states == {State.DEAD: 7, State.READY: 1}
 
 
-class Deed(NamedTuple):
+class Action(NamedTuple):
     """Something that happens to jobs with unique keys."""
 
     what: str
@@ -396,8 +396,8 @@ class Deed(NamedTuple):
     on_conflict: Any
 
 
-deeds = st.builds(
-    Deed,
+actions = st.builds(
+    Action,
     what=st.sampled_from(
         [*("enqueue", "claim", "die", "replay") * 2, "later", "done", "fail", "hurry", "force", "cancel", "wait"]
     ),
@@ -408,20 +408,20 @@ deeds = st.builds(
 
 
 def test_a_job_that_is_replaced_by_another_of_the_same_replay_stays_cancelled(place: Database) -> None:
-    life = [Deed(what, 0, 0, "replace") for what in ("enqueue", "cancel", "enqueue", "replay")]
+    life = [Action(what, 0, 0, "replace") for what in ("enqueue", "cancel", "enqueue", "replay")]
     with asyncio.Runner() as loop:
         loop.run(_live(place, life))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(life=st.lists(deeds, min_size=6, max_size=30))
-def test_whatever_happens_a_unique_key_has_at_most_one_live_job(place: Database, life: list[Deed]) -> None:
+@given(life=st.lists(actions, min_size=6, max_size=30))
+def test_whatever_happens_a_unique_key_has_at_most_one_live_job(place: Database, life: list[Action]) -> None:
     """E10: through enqueues, retries, deaths, replays, hurries, forced starts and cancels."""
     with asyncio.Runner() as loop:
         loop.run(_live(place, life))
 
 
-async def _live(place: Database, life: list[Deed]) -> None:
+async def _live(place: Database, life: list[Action]) -> None:
     clock = ManualClock()
     store = await place.open(clock)
     try:
@@ -429,21 +429,21 @@ async def _live(place: Database, life: list[Deed]) -> None:
         await store.declare(policy)
         known: dict[UUID, int] = {}
         running: list[Any] = []
-        for deed in life:
-            chosen = [each for n, each in enumerate(known) if n % 10 == deed.which]
-            match deed.what:
+        for action in life:
+            chosen = [each for n, each in enumerate(known) if n % 10 == action.which]
+            match action.what:
                 case "enqueue" | "later":
-                    unique = Unique(f"{policy.queue}/{deed.key}", on_conflict="reject")
-                    new = job(unique, queue=policy, delay=SECOND if deed.what == "later" else None)
+                    unique = Unique(f"{policy.queue}/{action.key}", on_conflict="reject")
+                    new = job(unique, queue=policy, delay=SECOND if action.what == "later" else None)
                     if not await store.enqueue([new]):
-                        known[new.id] = deed.key
+                        known[new.id] = action.key
                 case "claim":
                     running += await claim(store, policy.queue, 1)
                 case "done" | "fail" | "die" if running:
-                    end = {"fail": Failed("no", SECOND), "die": Died("no")}.get(deed.what)
+                    end = {"fail": Failed("no", SECOND), "die": Died("no")}.get(action.what)
                     await finish(store, [running.pop(0)], end)  # type: ignore[arg-type]
                 case "replay":
-                    await store.replay(list(known) if deed.which < 5 else chosen, on_conflict=deed.on_conflict)
+                    await store.replay(list(known) if action.which < 5 else chosen, on_conflict=action.on_conflict)
                 case "hurry":
                     await store.run(operators.retry_now(chosen))
                 case "force":
@@ -453,7 +453,7 @@ async def _live(place: Database, life: list[Deed]) -> None:
                 case "wait":
                     clock.advance("1s")
             live = Counter([key for each, key in known.items() if not (await state_of(store, each)).is_final])
-            assert max(live.values(), default=0) <= 1, f"{live} after {deed}"
+            assert max(live.values(), default=0) <= 1, f"{live} after {action}"
     finally:
         await place.close()
 

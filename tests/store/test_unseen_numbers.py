@@ -39,7 +39,7 @@ def unseen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 async def bring(store: Store, number: float, count: int = 1, *, account: str = "acme", policy: Policy = SLOTS) -> None:
     (name,) = policy.brought
-    jobs = new_jobs(policy, {"account": account} if policy.stamped_keys else {}, count)
+    jobs = new_jobs(policy, {"account": account} if policy.keys_of_job else {}, count)
     await store.enqueue([replace(job, given={name: number}) for job in jobs])
 
 
@@ -120,7 +120,7 @@ async def test_a_limit_of_0_stops_keys_that_no_claim_has_seen(store: Store) -> N
     policy = Policy(QUEUE, limits=(Concurrency(0, by="account"),))
     await store.declare(policy)
     raised = Override(kind=Kind.LIMIT, limit=NAME, scope=(("account", "globex"),), value=1)
-    await store.amend([QUEUE], [raised], [], Note(actor="a test", action="limit set"))
+    await store.change_overrides([QUEUE], [raised], [], Note(actor="a test", action="limit set"))
     for account in ("acme", "globex"):
         await given_jobs(store, policy, {"account": account}, 2)
     assert await held_of(store) == {"acme": 2}
@@ -131,7 +131,7 @@ async def test_what_an_operator_has_set_goes_before_what_a_job_brings(store: Sto
     await bring(store, 1, 3)
     assert len(await claim(store, QUEUE, 10)) == 1
     kept = Override(kind=Kind.LIMIT, limit=NAME, scope=(("account", "acme"),), value=1)
-    await store.amend([QUEUE], [kept], [], Note(actor="a test", action="limit set"))
+    await store.change_overrides([QUEUE], [kept], [], Note(actor="a test", action="limit set"))
     await bring(store, 9)
     assert await held_of(store) == {"acme": 3}
 

@@ -80,7 +80,7 @@ async def test_a_waiter_that_is_woken_and_cancelled_at_once_passes_its_job_on(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = await waiting(shop, 2)
-    line = (await shop.app.connected(shop.queue.partitions)).ear._lines["webhooks"]
+    line = (await shop.app.connected(shop.queue.partitions)).alive_lock._lines["webhooks"]
     real = line.wake
 
     def wake(count: int) -> None:
@@ -187,8 +187,8 @@ async def test_closing_the_app_sends_the_waiters_away(database: Database, clock:
 
 async def test_a_wait_rides_out_an_ear_that_is_lost(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     (waiter,) = await waiting(shop)
-    ear = (await shop.app.connected(shop.queue.partitions)).ear
-    lost = ear._listener
+    alive_lock = (await shop.app.connected(shop.queue.partitions)).alive_lock
+    lost = alive_lock._listener
     assert lost is not None
 
     async def gone(until: int | None) -> bool:
@@ -199,7 +199,7 @@ async def test_a_wait_rides_out_an_ear_that_is_lost(shop: Shop, monkeypatch: pyt
     assert await soon(waiter) is True
     await shop.queue.claim(1)
     (waiter,) = await waiting(shop)
-    assert ear._listener is not lost
+    assert alive_lock._listener is not lost
     await shop.enqueue()
     assert await soon(waiter) is True
 

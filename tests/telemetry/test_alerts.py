@@ -34,8 +34,8 @@ def series(name: str, value: str, **labels: str) -> dict[str, str]:
 
 def of_queue(ready: int, held: int, running: int, limit: str) -> list[dict[str, str]]:
     """A queue as a worker tells of it for ten minutes, a sample every fifteen seconds."""
-    figures = {"ready": ready, "startable": ready - held, "running": running}
-    told = [series(f"fairlane_queue_{name}_jobs", f"{value}x40", queue="shop") for name, value in figures.items()]
+    stats = {"ready": ready, "startable": ready - held, "running": running}
+    told = [series(f"fairlane_queue_{name}_jobs", f"{value}x40", queue="shop") for name, value in stats.items()]
     return [*told, series("fairlane_queue_held_jobs", f"{held}x40", queue="shop", limit=limit)]
 
 

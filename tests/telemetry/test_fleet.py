@@ -33,16 +33,16 @@ async def test_the_fleet_is_told_in_numbers_with_no_more_keys_than_asked_for(app
             await send.enqueue_many([send.call(account) for _ in range(count)])
         await send.using(delay="1h").enqueue("acme")
         claims = await app.queues["email"].claim(2)
-        await (await app.opened()).tally("email")
-        figures = await app.operations.metrics(2)
+        await (await app.opened()).add_up("email")
+        stats = await app.operations.metrics(2)
         nobody = await app.operations.metrics(0)
     assert {claim.keys["account"] for claim in claims} <= {"acme", "globex", "initech", "hooli"}
-    assert figures["fairlane_queue_ready_jobs"] == [(("email",), 9)]
-    assert figures["fairlane_queue_running_jobs"] == [(("email",), 2)]
-    assert figures["fairlane_queue_scheduled_jobs"] == [(("email",), 1)]
-    assert figures["fairlane_queue_dead_jobs"] == [(("email",), 0)]
-    assert dict(figures["fairlane_limit_saturation_ratio"])["email", "concurrency:"] == pytest.approx(0.2)
-    keys = dict(figures["fairlane_key_waiting_jobs"])
+    assert stats["fairlane_queue_ready_jobs"] == [(("email",), 9)]
+    assert stats["fairlane_queue_running_jobs"] == [(("email",), 2)]
+    assert stats["fairlane_queue_scheduled_jobs"] == [(("email",), 1)]
+    assert stats["fairlane_queue_dead_jobs"] == [(("email",), 0)]
+    assert dict(stats["fairlane_limit_saturation_ratio"])["email", "concurrency:"] == pytest.approx(0.2)
+    keys = dict(stats["fairlane_key_waiting_jobs"])
     assert len(keys) == 3
     assert ("email", "other") in keys
     assert sum(keys.values()) == 9
@@ -57,9 +57,9 @@ async def test_the_fleet_is_told_what_ended_in_a_day(app: App) -> None:
         one, other = await app.queues["email"].claim(2)
         await one.ack()
         await other.dead("no")
-        figures = await app.operations.metrics(0)
-    assert figures["fairlane_queue_day_ended_jobs"] == [(("email",), 2)]
-    assert figures["fairlane_queue_day_failed_jobs"] == [(("email",), 1)]
+        stats = await app.operations.metrics(0)
+    assert stats["fairlane_queue_day_ended_jobs"] == [(("email",), 2)]
+    assert stats["fairlane_queue_day_failed_jobs"] == [(("email",), 1)]
 
 
 async def test_a_worker_tells_of_the_fleet_unless_it_is_told_not_to(app: App) -> None:

@@ -69,7 +69,7 @@ async def test_a_worker_counts_what_passes_through_it(app: App) -> None:
     assert found["fairlane_claim_seconds_count"] == found["fairlane_claim_jobs_count"]
     assert found["fairlane_claim_lock_wait_seconds_count"] == found["fairlane_claim_jobs_count"]
     assert found["fairlane_claims_empty_total"][of(queue="email")] >= 1
-    assert found["fairlane_bells_folded_total"][of(queue="email")] >= 2
+    assert found["fairlane_lane_events_folded_total"][of(queue="email")] >= 2
     assert found["fairlane_slots"] == {(): 7}
     assert found["fairlane_store_connected"] == {(): 1}
     assert found["fairlane_worker_stopping"] == {(): 0}
@@ -77,7 +77,7 @@ async def test_a_worker_counts_what_passes_through_it(app: App) -> None:
     assert of(loop="claiming") in found["fairlane_loop_alive"]
     assert found["fairlane_jobs_running"] == {of(queue="email"): 0}
     assert found["fairlane_store_outages_total"] == {(): 0}
-    reported = worker.report().figures
+    reported = worker.report().stats
     assert (reported["fairlane_jobs_ended_total"], reported["fairlane_jobs_reaped_total"]) == (11, 0)
     # Its gauges end with the worker; what it has counted stays.
     assert "fairlane_slots" not in told(app)

@@ -63,7 +63,7 @@ async def test_a_job_is_there_with_the_commit_and_not_before(
     assert await job.status() is State.READY
     assert [await each.status() for each in (bulk[0], bulk[-1])] == [State.READY, State.READY]
     assert await place.orders() == [1]
-    assert (await (await app.opened()).counts("orders")).bells > 0
+    assert (await (await app.opened()).counts("orders")).events > 0
 
 
 # E06
@@ -76,7 +76,7 @@ async def test_a_rollback_leaves_nothing(confirm: AsyncTask[..., int], app: App,
     assert not await is_stored(job)
     assert not await is_stored(bulk[0])
     assert await place.orders() == []
-    assert (await (await app.opened()).counts("orders")).bells == 0
+    assert (await (await app.opened()).counts("orders")).events == 0
     again = await confirm.using(unique="one").enqueue(1)
     assert again.outcome is Outcome.ENQUEUED, "a key that was rolled back is free"
 

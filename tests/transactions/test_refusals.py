@@ -43,14 +43,14 @@ def work_of(app: App) -> Work:
 async def on_postgres(postgres_url: str) -> AsyncIterator[Work]:
     async with App(postgres_url) as app:
         yield work_of(app)
-        assert (await (await app.opened()).counts("default")).bells == 0, "what was refused was stored"
+        assert (await (await app.opened()).counts("default")).events == 0, "what was refused was stored"
 
 
 @pytest.fixture
 async def on_sqlite(tmp_path: Path) -> AsyncIterator[Work]:
     async with App(f"sqlite:///{tmp_path / 'jobs.db'}") as app:
         yield work_of(app)
-        assert (await (await app.opened()).counts("default")).bells == 0, "what was refused was stored"
+        assert (await (await app.opened()).counts("default")).events == 0, "what was refused was stored"
 
 
 async def refused(task: Work, tx: Any, match: str) -> None:

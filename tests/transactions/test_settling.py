@@ -120,7 +120,7 @@ async def test_a_job_ends_with_the_commit_of_its_handler(
     assert await app.values.get("charged") == 1
     assert await place.fetch("select count(*) from " + jobs_of(place) + " where task like '%receipt'") == [1]
     store = await app.opened()
-    assert (await store.counts("default")).running == 0 or (await store.counts("default")).bells > 0
+    assert (await store.counts("default")).running == 0 or (await store.counts("default")).events > 0
     assert len(await job.attempts()) == 1
     assert await place.fetch("select count(*) from " + leases_of(place)) == [0]
 

@@ -148,12 +148,12 @@ async def test_a_process_whose_loop_is_blocked_keeps_no_unstarted_job_from_the_o
         await until(lambda: bool(worker.report().blocks))
         [block] = worker.report().blocks
         assert (block.job, block.task, block.pid) == (str(blocker.id), "tests.worker.crew_shop.block", blocked)
-        assert not worker.health().troubles, "it is known what keeps it"
+        assert not worker.health().warnings, "it is known what keeps it"
         # Once it goes on, it takes its part again.
         go.touch()
         assert await blocker.result(timeout=PATIENCE) == blocked
         await until(lambda: worker._slots.concurrency == 8)
-        assert not worker.health().troubles
+        assert not worker.health().warnings
         while blocked not in scene.pids("where"):
             await results(await shop.where.enqueue_many([shop.where.call(number) for number in range(40)]))
         assert set(Counter(job for job, _, _ in scene.noted("where")).values()) == {1}

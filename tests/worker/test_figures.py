@@ -11,13 +11,13 @@ import pytest
 
 from fairlane import App, State, Task
 from fairlane.clock import SECOND, Instant, ManualClock
-from fairlane.stats.keys import KeyFigures
+from fairlane.stats.keys import KeyStats
 from fairlane.store.protocol import Store
 from fairlane.store.stats import Moment
-from fairlane.store.stats_values import Tallied
+from fairlane.store.stats_values import AddedUp
 from fairlane.waits import Outage
-from fairlane.worker.runtime import Troubles
-from fairlane.worker.upkeep import EVERY, RESTS, keep_figures
+from fairlane.worker.runtime import Warnings
+from fairlane.worker.upkeep import EVERY, RESTS, keep_stats
 from tests.waiting import until
 from tests.worker.harness import WatchedStore, reaches, turns, watched_app, working
 
@@ -44,7 +44,7 @@ async def test_figures_come_by_themselves(clock: ManualClock) -> None:
         job = await send.enqueue("acme")
         await reaches(job, State.DONE)
         await send.enqueue("acme")
-        found: list[tuple[str, KeyFigures]] = []
+        found: list[tuple[str, KeyStats]] = []
         while not found:
             await turns()
             clock.advance("1s")
@@ -79,20 +79,20 @@ async def test_a_failure_to_keep_figures_is_visible_and_stops_no_job(
             await advance_until(clock, store, "tally", 3)
             await advance_until(clock, store, "report", 3)
             assert worker.health().is_well
-            assert worker.health().troubles == {
+            assert worker.health().warnings == {
                 "tallying": "RuntimeError: no such figure",
                 "reporting": "RuntimeError: no such figure",
             }
-            assert [record.getMessage()[:14] for record in caplog.records].count("tallying fails") == 1
+            assert [record.getMessage()[:14] for record in caplog.records].count("adding up fails") == 1
             await reaches(await send.enqueue("acme"), State.DONE)
             del store.before["report"]
             await advance_until(clock, store, "report", store.ended["report"] + 1)
             (seen,) = await store.real.ask(Moment.workers)
-            assert set(seen.report.troubles) == {"tallying", "reporting"}
+            assert set(seen.report.warnings) == {"tallying", "reporting"}
             store.restore()
             await advance_until(clock, store, "tally", store.ended["tally"] + 2)
-            await until(lambda: not worker.health().troubles)
-            assert "tallying works again" in caplog.text
+            await until(lambda: not worker.health().warnings)
+            assert "adding up works again" in caplog.text
 
 
 class Slow:
@@ -104,17 +104,17 @@ class Slow:
         self._passes = passes
         self.began: list[Instant] = []
 
-    async def tally(self, queue: str, limit: int, rest: int) -> Tallied:
+    async def stats(self, queue: str, limit: int, rest: int) -> AddedUp:
         self.began.append(self._clock.now())
         self._clock.set(self._clock.now() + self._takes)
-        return Tallied(limit, 1, more=len(self.began) < self._passes)
+        return AddedUp(limit, 1, more=len(self.began) < self._passes)
 
 
 @pytest.mark.parametrize("takes", [SECOND // 100, SECOND])
 async def test_adding_up_never_takes_more_than_a_twentieth_of_the_time(takes: int) -> None:
     clock = ManualClock()
     slow = Slow(clock, takes, 6)
-    keeping = asyncio.create_task(keep_figures(cast(Store, slow), Outage(lambda: None), clock, ["mail"], Troubles()))
+    keeping = asyncio.create_task(keep_stats(cast(Store, slow), Outage(lambda: None), clock, ["mail"], Warnings()))
     while len(slow.began) <= 6:
         await turns(5)
         clock.advance("10ms")

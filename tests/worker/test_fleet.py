@@ -53,7 +53,7 @@ async def asleep(worker: Worker) -> None:
             not worker._settling.count_unsettled()
             and worker._slots.is_awaited
             and queue.is_registered
-            and not queue.is_hungry
+            and not queue.wants_more
             and not queue.looks
         )
     )

@@ -88,7 +88,7 @@ def test_partitions_do_not_add_to_the_weight_of_their_queue() -> None:
         visit = Visit(slots, queue)
         count = visit.portion()
         visit.end(None)
-        queue.is_hungry = True
+        queue.wants_more = True
         slots.note_claimed(queue, count, got[queue.name] + count)
         got[queue.name] += count
         queue.used -= count

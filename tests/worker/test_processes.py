@@ -256,7 +256,7 @@ async def test_figures_and_reports_of_worker_processes_come_by_themselves(
         assert seen.report.pid == pid
         place = (("task",), ("shop.wait_for",))
         while not any(
-            figures.ended for _, figures in await store.ask(lambda moment: moment.keys_named(["default"], [place]))
+            stats.ended for _, stats in await store.ask(lambda moment: moment.keys_named(["default"], [place]))
         ):
             pass  # every look is a wait for the database
         worker.send_signal(signal.SIGTERM)

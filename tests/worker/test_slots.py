@@ -36,13 +36,13 @@ def test_queues_share_slots_by_weight() -> None:
 def test_a_strict_order_asks_the_first_queue_for_as_long_as_it_is_hungry() -> None:
     slots = slots_of("a,b", 10, "strict")
     assert fill(slots, 50)["b"] == 0
-    slots.queues["a"].is_hungry = False
+    slots.queues["a"].wants_more = False
     assert slots.next_to_ask() is slots.queues["b"]
 
 
 def test_no_queue_uses_more_than_its_maximum() -> None:
     slots = slots_of("a:-3,b", 10)
-    slots.queues["b"].is_hungry = False
+    slots.queues["b"].wants_more = False
     queue = slots.queues["a"]
     assert slots.portion(queue) == 3
     slots.note_claimed(queue, 3)
@@ -62,7 +62,7 @@ def test_a_minimum_is_kept_free_from_the_other_queues() -> None:
 
 def test_a_queue_that_was_idle_earns_no_credit() -> None:
     slots = slots_of("a,b", 10)
-    slots.queues["b"].is_hungry, slots.queues["b"].is_idle = False, True
+    slots.queues["b"].wants_more, slots.queues["b"].is_idle = False, True
     fill(slots, 1_000)
     slots.feed(slots.queues["b"])
     got = fill(slots, 100)
@@ -75,7 +75,7 @@ def test_news_of_a_busy_queue_does_not_cost_it_its_weight() -> None:
     for _ in range(4_000):
         queue = slots.next_to_ask()
         assert queue is not None
-        queue.is_hungry = False  # as while a claim is in flight
+        queue.wants_more = False  # as while a claim is in flight
         slots.feed(queue)
         count = slots.portion(queue)
         slots.note_claimed(queue, count)
@@ -86,7 +86,7 @@ def test_news_of_a_busy_queue_does_not_cost_it_its_weight() -> None:
 
 def test_a_queue_that_waits_is_not_counted_as_a_rival() -> None:
     slots = slots_of("a,b=9", 10)
-    slots.queues["b"].is_hungry = False
+    slots.queues["b"].wants_more = False
     assert slots.portion(slots.queues["a"]) == 10
 
 
@@ -108,11 +108,11 @@ def test_a_queue_that_was_idle_earns_no_credit_while_another_is_being_asked() ->
     slots = slots_of("a,b", 10)
     busy, idle = slots.queues["a"], slots.queues["b"]
     slots.note_idle(idle)
-    idle.is_hungry = False
+    idle.wants_more = False
     fill(slots, 1_000)
-    busy.is_hungry = False  # as while a claim is in flight
+    busy.wants_more = False  # as while a claim is in flight
     slots.feed(idle)
-    busy.is_hungry = True
+    busy.wants_more = True
     got = fill(slots, 100)
     assert abs(got["a"] - got["b"]) <= 10
 

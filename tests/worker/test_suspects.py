@@ -229,8 +229,8 @@ def test_a_black_box_tells_what_has_begun() -> None:
     first, second = uuid4(), uuid4()
     for _ in range(100):
         notes.note(first)
-        notes.note(second, Noted.RUNS_ELSEWHERE)
-        assert box.read() == {first: Noted.RUNS, second: Noted.RUNS_ELSEWHERE}
+        notes.note(second, Noted.RUNS_IN_A_PROCESS)
+        assert box.read() == {first: Noted.RUNS, second: Noted.RUNS_IN_A_PROCESS}
         notes.erase(second)
         notes.note_end(first)
         assert box.read() == {first: Noted.ENDED}

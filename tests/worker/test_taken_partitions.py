@@ -92,7 +92,7 @@ class Fleet:
         queue = visit.queue
         self._vtimes[queue.name] += count / self._tenants[queue.name]
         visit.end(self._vtimes[queue.name])
-        queue.is_hungry = True
+        queue.wants_more = True
         self.claims += 1
         self.got[queue.name] += count
         worker.note_claimed(queue, count, self._vtimes[queue.name])
@@ -161,10 +161,10 @@ def test_a_partition_that_was_passed_by_is_asked_next() -> None:
     slots = slots_of("email", "email__p1")
     first, second = slots.queues["email"], slots.queues["email__p1"]
     visit = Visit(slots, first)
-    assert not first.is_hungry
+    assert not first.wants_more
     visit.chose(Choice("email__p1", frozenset({"email"}), {"email": 0.0, "email__p1": 0.0}))
     visit.end(None)
-    assert (first.is_hungry, second.is_hungry) == (True, False)
+    assert (first.wants_more, second.wants_more) == (True, False)
     assert slots.next_to_ask() is first
 
 
@@ -185,7 +185,7 @@ def test_a_wake_up_that_comes_meanwhile_or_was_owed_elsewhere_is_kept() -> None:
     visit.chose(Choice("email__p1", frozenset({"email"}), dict.fromkeys(slots.queues, 0.0)))
     visit.end(None)
     assert [each.owes_wakeup for each in (first, second, third)] == [False, True, True]
-    assert all(each.is_hungry for each in (first, second, third))
+    assert all(each.wants_more for each in (first, second, third))
 
 
 # Real workers on PostgreSQL.
@@ -329,7 +329,7 @@ async def test_a_job_that_came_to_a_partition_while_it_was_taken_is_picked_up_wi
     here, there = account_in(0), account_in(1)
     async with working(app, queues="email", concurrency=2, poll="1h") as worker:
         queues = worker._slots.queues.values()
-        await until(lambda: all(queue.is_registered and not queue.is_hungry and not queue.looks for queue in queues))
+        await until(lambda: all(queue.is_registered and not queue.wants_more and not queue.looks for queue in queues))
         for wanted in range(1, 21):
             await hold(beside, "email")
             await mail.enqueue(producer, there, 3)

@@ -161,8 +161,8 @@ async def test_a_handler_that_blocks_the_loop_is_named_while_it_does(url: str, s
         assert ("its event loop has been" in found.message) is (processes == 1)
         assert ("leases" in found.remedy) is (processes == 1)
         assert any(str(job.id) in hint.words for hint in (await app.operations.overview()).hints)
-        figures = await app.operations.metrics(0)
-        assert figures["fairlane_workers_blocked"] == [(("block",), 1.0)]
+        stats = await app.operations.metrics(0)
+        assert stats["fairlane_workers_blocked"] == [(("block",), 1.0)]
         assert not any(each.check == "troubled worker" for each in await app.operations.diagnose())
 
         (shop / "go").touch()

@@ -48,8 +48,8 @@ def demo(url: str | None, postgres: bool, as_json: bool, scale: float) -> None:
     with database as place, view.around():
         report = play(place, Workload() if scale == 1 else Workload().scaled(scale), view)
     if as_json:
-        figures = {"workload": report.workload, "acts": report.figures, "promises": report.promises}
-        click.echo(msgspec.json.format(msgspec.json.encode(figures)).decode())
+        stats = {"workload": report.workload, "acts": report.stats, "promises": report.promises}
+        click.echo(msgspec.json.format(msgspec.json.encode(stats)).decode())
     else:
         console.print(draw_report(report))
     if failure := verdict(report.promises):

@@ -13,7 +13,7 @@ import click
 from fairlane.app import App
 from fairlane.cli.database import load_app
 from fairlane.cli.options import json_option, keys_given
-from fairlane.enqueue import Stamper
+from fairlane.enqueue import JobBuilder
 from fairlane.errors import ConfigurationError, InvalidJob, UndecodablePayload, UnknownTask
 from fairlane.job import NewJob
 from fairlane.policy.policy import Policy
@@ -60,14 +60,14 @@ def enqueue(
     given["context"] = None if context is None else _json("--context", context, dict)
     options = {name: value for name, value in given.items() if value is not None}
     call = found.using(**options).call(*_json("--args", args, list), **_json("--kwargs", kwargs, dict))
-    stamped = _checked(loaded, found, call)
+    built = _checked(loaded, found, call)
     job = None if dry_run else str(asyncio.run(_store(loaded, call)))
     if as_json:
-        document = {"id": job, "queue": stamped.queue, "task": stamped.task, "keys": stamped.keys, "dry_run": dry_run}
+        document = {"id": job, "queue": built.queue, "task": built.task, "keys": built.keys, "dry_run": dry_run}
         click.echo(json.dumps(document))
     elif dry_run:
         text = found.codec.unsealed_call(call.args, call.kwargs).decode()
-        click.echo(f"would be stored: {stamped.task} in {stamped.queue}, {text}")
+        click.echo(f"would be stored: {built.task} in {built.queue}, {text}")
     else:
         click.echo(job)
 
@@ -102,12 +102,12 @@ def _checked(app: App, task: Task[..., Any], call: Call[Any]) -> NewJob:
     """The job as its queue is declared here; refused if the task's annotations would refuse its arguments later."""
     name = call.options.queue_of(task)
     policy = app.queues[name].policy if name in app.queues else Policy(name)
-    stamped = Stamper(call, policy, app.max_payload, declared=policy).stamp(call, UUID(int=0))
+    built = JobBuilder(call, policy, app.max_payload, declared=policy).build(call, UUID(int=0))
     try:
-        task.codec.decode_call(stamped.payload)
+        task.codec.decode_call(built.payload)
     except UndecodablePayload as error:
         raise InvalidJob(str(error)) from None
-    return stamped
+    return built
 
 
 async def _store(app: App, call: Call[Any]) -> Any:

@@ -46,7 +46,7 @@ def partition(queue: str, to: int, by: tuple[str, ...], yes: bool, **given: Any)
 
     async def ask(operations: Operations) -> Repartitioned:
         (stored,) = await operations.policies.show([queue])
-        carried = () if stored.policy is None else stored.policy.stamped_keys
+        carried = () if stored.policy is None else stored.policy.keys_of_job
         check_divided_by(queue, by, carried, app.registry.of_queue(queue))
         change = partial(operations.partitions.change, queue, to, by=by or None)
         if not (given["dry_run"] or yes):

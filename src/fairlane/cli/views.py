@@ -193,7 +193,7 @@ def queues(queue: str | None, **given: Any) -> None:
 def _draw_queues(views: list[QueueView], width: int) -> list[Text]:
     if not views:
         return [Text("no queue is known to this database yet")]
-    return [Text(as_of(views[0].figures_as_of), "bold"), *draw_queues(views, width)]
+    return [Text(as_of(views[0].stats_as_of), "bold"), *draw_queues(views, width)]
 
 
 def draw_queue(one: OneQueue, width: int) -> list[Text]:
@@ -528,7 +528,7 @@ def draw_workers(found: WorkerList, width: int) -> list[Text]:
             lines += wrapped(f"job {run.job} ({run.task}) has run for {wait(run.ran)}{holds}", width, "  ", "    ")
         if each.lost_runs:
             lines += wrapped(each.lost_words, width, "  ", "    ")
-        for name, words in each.troubles.items():
+        for name, words in each.warnings.items():
             lines += wrapped(f"{name}: {words}", width, "  ", "    ")
     late = f"; {found.late:,} gone silent" if found.late else ""
     stopping = f", {found.stopping:,} of them stopping" if found.stopping else ""

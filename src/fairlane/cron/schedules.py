@@ -167,7 +167,7 @@ Produce = Callable[[Sequence[Call[Any]]], Awaitable[list[NewJob]]]
 """Makes jobs of calls, except for those that a full backlog refuses."""
 
 
-class Firing:
+class CronRunner:
     """Fires the schedules of one program."""
 
     def __init__(self, store: Store, schedules: Sequence[Schedule], produce: Produce) -> None:

@@ -156,7 +156,7 @@ def remarks_on(worker: WorkerView) -> list[str]:
         remarks.append("It finishes what runs and claims nothing more.")
     elif state == "replaced":
         remarks.append("It died, and others have taken its place. Its jobs run again once their leases end.")
-    remarks += [f"{name}: {words}" for name, words in worker.troubles.items()]
+    remarks += [f"{name}: {words}" for name, words in worker.warnings.items()]
     remarks += [f"{block.words[0].upper()}{block.words[1:]}." for block in worker.blocks]
     for run in worker.long_runs:
         holds = "" if run.limit is None else f", and holds {run.limit}, for which others wait"

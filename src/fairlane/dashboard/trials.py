@@ -336,7 +336,7 @@ backoff = "2s\"""",
 
 def _examples(policy: Policy | None) -> list[tuple[str, str]]:
     """Titles and texts, for jobs that carry the keys of this policy."""
-    names = list(policy.stamped_keys if policy is not None else ()) or ["account"]
+    names = list(policy.keys_of_job if policy is not None else ()) or ["account"]
     keys = {}
     for kind, first, others in (("hot", "acme", "1"), ("small", "small-{n}", "{n}"), ("many", "tenant-{n}", "{n}")):
         values = [first, *(f"{name}-{others}" for name in names[1:])]

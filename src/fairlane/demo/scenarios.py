@@ -296,25 +296,25 @@ class Promise(msgspec.Struct, frozen=True):
     """A busy machine can break it although nothing is wrong."""
 
 
-def judge(figures: Sequence[Figures], slots: int) -> list[Promise]:
+def judge(stats: Sequence[Figures], slots: int) -> list[Promise]:
     """Every promise, in the order of the acts."""
-    acts = {each.act: each for each in figures}
+    acts = {each.act: each for each in stats}
     fifo, fair, limited, rate = acts[FIFO.name], acts[FAIR.name], acts[LIMITED.name], LIMITED.rate_limit
     excess, excess_at_start = limited.rate.worst_excess, limited.rate.worst_excess_at_start
     assert rate is not None
     assert limited.in_flight_limit is not None
     assert excess is not None
     assert excess_at_start is not None
-    missing = sum(each.jobs - each.jobs_run for each in figures)
-    twice = sum(each.ran_twice for each in figures)
+    missing = sum(each.jobs - each.jobs_run for each in stats)
+    twice = sum(each.ran_twice for each in stats)
     slower = fair.total / fifo.total - 1
     most_of_one = max(limited.in_flight_whale, limited.in_flight_small)
-    most = max(each.in_flight_all for each in figures)
+    most = max(each.in_flight_all for each in stats)
     # Handlers begin a moment after their jobs were admitted, and not all equally late: that much they may bunch up.
     bunching = limited.rate.start_lag * SECOND / rate.interval
     return [
         Promise(
-            f"{sum(each.jobs for each in figures):,} jobs ran, each exactly once",
+            f"{sum(each.jobs for each in stats):,} jobs ran, each exactly once",
             not missing and not twice,
             f"{missing} missing, {twice} twice",
         ),

@@ -58,14 +58,14 @@ class Performance(msgspec.Struct, frozen=True):
     act: Act
     workload: Workload
     runs: list[Run]
-    figures: Figures
+    stats: Figures
 
 
 class Report(msgspec.Struct, frozen=True):
     """What the whole demo showed."""
 
     workload: Workload
-    figures: list[Figures]
+    stats: list[Figures]
     promises: list[Promise]
 
 
@@ -84,13 +84,13 @@ class Watcher:
 def play(url: str, workload: Workload, watcher: Watcher) -> Report:
     """Play all acts on one database and judge what they showed."""
     asyncio.run(make_app(url)[0].migrate())
-    figures = []
+    stats = []
     for act in ACTS:
         with tempfile.TemporaryDirectory(prefix="fairlane-demo-") as stage:
             runs = Stage(act, workload, url, Path(stage), watcher).play()
-        figures.append(measure(act, workload, runs))
-        watcher.finish(Performance(act, workload, runs, figures[-1]))
-    return Report(workload, figures, judge(figures, workload.all_slots))
+        stats.append(measure(act, workload, runs))
+        watcher.finish(Performance(act, workload, runs, stats[-1]))
+    return Report(workload, stats, judge(stats, workload.all_slots))
 
 
 class Stage:

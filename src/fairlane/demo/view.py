@@ -101,7 +101,7 @@ def draw_report(report: Report) -> RenderableType:
     """The end of the demo: the figures, and what was promised."""
     return Group(
         Text(),
-        _draw_figures(report.figures, report.workload),
+        _draw_figures(report.stats, report.workload),
         Text(),
         *(
             Text.assemble(MARKS[promise.kept], promise.sentence, (f"  {promise.seen}", "dim"))
@@ -122,7 +122,7 @@ def _legend(work: Workload) -> Text:
 
 def _draw_performance(performance: Performance) -> RenderableType:
     axis = Text("  0 s", style="dim")
-    axis.append(f"{performance.figures.total:.1f} s".rjust(CHART_COLUMNS - 3))
+    axis.append(f"{performance.stats.total:.1f} s".rjust(CHART_COLUMNS - 3))
     return Group(Text(), _heading(performance.act), *_chart(performance.runs, performance.workload.all_slots), axis)
 
 
@@ -150,10 +150,10 @@ def _chart_row(columns: Sequence[tuple[int, int]], floor: int) -> Text:
     return text
 
 
-def _draw_figures(figures: Sequence[Figures], work: Workload) -> Table:
+def _draw_figures(stats: Sequence[Figures], work: Workload) -> Table:
     table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("counted from what ran")
-    for each in figures:
+    for each in stats:
         table.add_column(each.act, justify="right")
     rows: dict[str, Callable[[Figures], str]] = {
         f"jobs run exactly once, of {work.total:,}": lambda each: f"{each.jobs_run - each.ran_twice:,}",
@@ -171,7 +171,7 @@ def _draw_figures(figures: Sequence[Figures], work: Workload) -> Table:
         "the same, by the handlers' own starts": lambda each: _room(each.rate.worst_excess_at_start),
     }
     for name, cell in rows.items():
-        table.add_row(name, *map(cell, figures))
+        table.add_row(name, *map(cell, stats))
     return table
 
 

@@ -24,7 +24,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from fairlane.clock import SECOND, microseconds
-from fairlane.enqueue import Stamp
+from fairlane.enqueue import BuildJob
 from fairlane.errors import InvalidJob, JobNotFound, UndecodablePayload
 from fairlane.job import State
 from fairlane.scheduler.settlement import (
@@ -285,23 +285,23 @@ class Deliveries:
 
     async def _process(self) -> _Process:
         store = await self.open()
-        stamp = await self._outage.ride_out(self._app.stamper, "opening")
+        build = await self._outage.ride_out(self._app.job_builder, "opening")
         here = self._here
         # After a fork, or when the app was closed and opened again, there is another store.
         if here is None or here.store is not store:
-            here = self._here = _Process(store, self._app, stamp, self._lease, self._outage)
+            here = self._here = _Process(store, self._app, build, self._lease, self._outage)
         return here
 
 
 class _Process:
     """The jobs that run in this process of the engine, and the heartbeat that renews their leases."""
 
-    def __init__(self, store: Store, app: App, stamp: Stamp, lease: timedelta, outage: Outage) -> None:
+    def __init__(self, store: Store, app: App, build: BuildJob, lease: timedelta, outage: Outage) -> None:
         self.store = store
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
         self.log = log
-        self.stamp = stamp
+        self.build = build
         self.max_result = app.max_payload
         self._identity = WorkerIdentity(uuid4(), name_of_process())
         self._clock = app.clock

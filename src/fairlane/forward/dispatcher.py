@@ -30,7 +30,7 @@ from fairlane.worker.claims import QueueSlots
 from fairlane.worker.execution import NO_PACES, Execution, Run
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.runs import Stop, summary
-from fairlane.worker.runtime import Program, Troubles
+from fairlane.worker.runtime import Program, Warnings
 from fairlane.worker.worker import Worker
 
 log = logging.getLogger("fairlane.forward")
@@ -54,7 +54,7 @@ class Dispatcher(Worker):
         return WorkerIdentity.of_dispatcher(name)
 
     def _executes(self) -> Callable[..., Execution]:
-        return partial(Publishing, self._forwarder, self.troubles)
+        return partial(Publishing, self._forwarder, self.warnings)
 
     def _start_loops(self) -> None:
         super()._start_loops()
@@ -153,10 +153,10 @@ class Publishing(Execution):
     calls_handlers = False
     """Handlers run in the workers of the engine."""
 
-    def __init__(self, forwarder: Forwarder, troubles: Troubles, *given: Any, **named: Any) -> None:
+    def __init__(self, forwarder: Forwarder, warnings: Warnings, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.forwarder = forwarder
-        self.troubles = troubles
+        self.warnings = warnings
         self._published: dict[UUID, _Published] = {}
         self._reading: asyncio.Future[Carried] | None = None
         """What the messages of the last claims carry."""
@@ -270,13 +270,13 @@ class Publishing(Execution):
         self._slots.note_freed()
 
     def _note_refusal(self, error: Exception) -> None:
-        self.troubles.note(PUBLISHING, error)
+        self.warnings.note(PUBLISHING, error)
         self._refused_at = self._now()
 
     def _accepted(self) -> None:
         if self._is_pausing is None and self._pause:
             self._pause = 0
-            self.troubles.clear(PUBLISHING)
+            self.warnings.clear(PUBLISHING)
 
     def publish_again_soon(self) -> None:
         """The broker was away and may have lost messages: publish again what is not adopted. At once the first time,
@@ -339,11 +339,11 @@ class Publishing(Execution):
                 words = "later ones have begun: no worker consumes the engine's queue for them, or they wait behind a "
                 words += f"long job ({', '.join(tasks[:NAMED])}{', …' if len(tasks) > NAMED else ''})"
             else:
-                self.troubles.clear(unbegun_in(queue), "no more")
+                self.warnings.clear(unbegun_in(queue), "no more")
                 continue
             many = "1 job is" if len(stuck) == 1 else f"{len(stuck):,} jobs are"
             oldest = lasting((now - min(each.first_at for each in stuck)) / SECOND)
-            self.troubles.tell(unbegun_in(queue), f"{many} at the broker, the oldest for {oldest}, and {words}")
+            self.warnings.tell(unbegun_in(queue), f"{many} at the broker, the oldest for {oldest}, and {words}")
 
     async def _publish_again(self, published: _Published) -> None:
         claim = published.run.claim

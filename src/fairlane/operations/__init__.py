@@ -4,7 +4,7 @@ from fairlane.operations.diagnosis import Finding, Level, about_no_database
 from fairlane.operations.documents import describe_exported, document_of, exported_columns
 from fairlane.operations.jobs import LIMIT, JobDetails, Report, Selection
 from fairlane.operations.keys import Ranking
-from fairlane.operations.metrics import Figures
+from fairlane.operations.metrics import FleetMetrics
 from fairlane.operations.operations import Operations
 from fairlane.operations.overrides import Change, LimitInForce, OverrideInForce
 from fairlane.operations.partitions import PartitionPlan, Repartitioned
@@ -32,8 +32,8 @@ __all__ = [
     "Change",
     "Disclosure",
     "Explanation",
-    "Figures",
     "Finding",
+    "FleetMetrics",
     "Hint",
     "JobDetails",
     "JobFilter",

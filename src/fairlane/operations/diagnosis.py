@@ -33,7 +33,7 @@ from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import FOLD_AT_MOST, Store
 from fairlane.store.schedules import ScheduleRow
 from fairlane.store.stats import Looking, Moment
-from fairlane.store.stats_values import PUBLISHING, QueueFigures, unbegun_in
+from fairlane.store.stats_values import PUBLISHING, QueueStats, unbegun_in
 
 
 class Level(StrEnum):
@@ -78,7 +78,7 @@ async def diagnose(
     store: Store,
     declared: Declarations,
     tasks: Collection[str] | None,
-    figures: Collection[QueueFigures],
+    stats: Collection[QueueStats],
     views: Iterable[QueueView],
     workers: Sequence[WorkerView],
 ) -> list[Finding]:
@@ -96,7 +96,7 @@ async def diagnose(
         *about_database(await store.health()),
         *about_workers(workers),
         *about_policies(shown),
-        *about_figures(figures, time.now),
+        *about_stats(stats, time.now),
         *about_stopped(views),
         *about_standstills(standing, policies, minutes),
         *about_time(time),
@@ -238,7 +238,7 @@ def _carried(
     moment: Moment, *, names: Sequence[str], places: Sequence[tuple[By, tuple[str | None, ...]]]
 ) -> Looking[tuple[set[tuple[By, tuple[str | None, ...]]], bool]]:
     """Of these keys, those that stats know or scheduled jobs carry; and whether all scheduled jobs were looked at."""
-    known = {(figures.by, figures.key) for _, figures in (yield from moment.keys_named(names, places))}
+    known = {(stats.by, stats.key) for _, stats in (yield from moment.keys_named(names, places))}
     later = yield from moment.scheduled_by_lane(names)
     scopes = {by for by, _ in places}
     known |= {(by, select(by, lane.keys, lane.priority)) for by in scopes for lane in later.lanes}
@@ -248,10 +248,10 @@ def _carried(
 # Queues.
 
 
-MANY_BELLS = 10 * FOLD_AT_MOST
+MANY_EVENTS = 10 * FOLD_AT_MOST
 """More than ten claims fold: claims do not keep up, or nobody claims."""
-MANY_TALLIES = 1_000
-FIGURES_LATE = 5 * MINUTE
+MANY_UNADDED = 1_000
+STATS_LATE = 5 * MINUTE
 GATES_AT_ONCE, MOST_STRETCHES = 1_000, 20
 """Gates that are held against the running jobs: of a queue with more, the next look goes on."""
 LONG_OVERDUE = 10 * MINUTE
@@ -295,14 +295,14 @@ async def _about_gates(store: Store, queue: str) -> list[Finding]:
     return []
 
 
-def about_figures(figures: Iterable[QueueFigures], now: Instant) -> Iterator[Finding]:
+def about_stats(stats: Iterable[QueueStats], now: Instant) -> Iterator[Finding]:
     """Unfolded events and unsummed stats: every reader has to add them up, which takes longer and longer."""
-    for each in figures:
-        if each.bells > MANY_BELLS:
-            message = f"{each.bells:,} bells have not been folded: claims do not keep up, or nobody claims"
-            yield Finding("bells pile up", each.queue, message, "start workers for this queue, or more of them")
-        is_old = each.counted_at is not None and now - each.counted_at > FIGURES_LATE
-        if each.uncounted >= MANY_TALLIES or (each.uncounted and is_old):
+    for each in stats:
+        if each.events > MANY_EVENTS:
+            message = f"{each.events:,} lane events have not been folded: claims do not keep up, or nobody claims"
+            yield Finding("lane events pile up", each.queue, message, "start workers for this queue, or more of them")
+        is_old = each.counted_at is not None and now - each.counted_at > STATS_LATE
+        if each.uncounted >= MANY_UNADDED or (each.uncounted and is_old):
             known = f"the last one that is was made at {_time(each.counted_at)}" if each.counted_at else "none is"
             yield Finding(
                 "stats are behind",
@@ -406,8 +406,8 @@ async def _about_waiting_tasks(
 def _waiting_by_task(moment: Moment, *, names: Sequence[str]) -> Looking[Counter[str]]:
     """How many jobs wait, by task, with those that are scheduled."""
     counts = Counter[str]()
-    for _, figures in (yield from moment.list_keys(names, TASK, limit=MOST_TASKS)).keys:
-        counts[figures.key[0] or ""] += figures.waiting
+    for _, stats in (yield from moment.list_keys(names, TASK, limit=MOST_TASKS)).keys:
+        counts[stats.key[0] or ""] += stats.waiting
     for lane in (yield from moment.scheduled_by_lane(names)).lanes:
         counts[lane.keys.get("task") or ""] += lane.arrived
     return Counter({task: count for task, count in sorted(counts.items()) if task and count > 0})
@@ -623,7 +623,7 @@ def about_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
                 "the worker if it does not end"
             )
             yield Finding("lost run", None, f"worker {each.name}: {each.lost_words}", remedy, Level.WARNING)
-        for name, words in each.troubles.items():
+        for name, words in each.warnings.items():
             yield _trouble(each, name, words)
         if each.has_uneven_clock:
             message = f"the clock of worker {each.name} differs from the database's by {each.clock_offset:+.1f} s"

@@ -106,10 +106,10 @@ def _behind_limits(moment: Moment, policy: Policy, keys: Mapping[str, str | None
     whole queue, those that most wait on."""
     counts: dict[Wanted, int] = {}
     if not keys:
-        for _, figures in (yield from moment.list_held([policy.queue])):
-            for limit in figures.held_by:
-                if (bound := policy.bound_named(limit)) is not None and figures.waiting:
-                    counts[bound, figures.key] = figures.waiting
+        for _, stats in (yield from moment.list_held([policy.queue])):
+            for limit in stats.held_by:
+                if (bound := policy.bound_named(limit)) is not None and stats.waiting:
+                    counts[bound, stats.key] = stats.waiting
     elif policy.is_flow(keys):
         for lane, gate in (yield from moment.lanes_of(policy, keys, LANES)):
             if gate is not None and lane.ready > 0:

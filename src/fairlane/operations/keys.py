@@ -34,9 +34,9 @@ from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.estimate import Seen, drains_at, run_time_of
 from fairlane.scheduler.explain import no_service
-from fairlane.scheduler.snapshot import LaneTally
+from fairlane.scheduler.snapshot import LaneStats
 from fairlane.stats.gates import Gauge, gauges, origin_of_weight
-from fairlane.stats.keys import HOUR, HOURS, MINUTE, MINUTES, KeyFigures, Minute, Span
+from fairlane.stats.keys import HOUR, HOURS, MINUTE, MINUTES, KeyStats, Minute, Span
 from fairlane.store.operators import JobFilter, find_jobs
 from fairlane.store.stats import Looking, Moment, Wanted
 from fairlane.store.stats_values import FlowWeight, KeySort, WorkerSeen, service_of
@@ -174,7 +174,7 @@ SHOWN_LANES = 50
 NEWCOMERS = 500
 """Keys without figures that the first page of a list shows besides: those of scheduled jobs."""
 Key = tuple[str | None, ...]
-Found = tuple[str, KeyFigures]
+Found = tuple[str, KeyStats]
 """A key, and the partition that it is in."""
 Place = tuple[str, Key]
 """A limit by its name, and the key that it is kept by."""
@@ -317,7 +317,7 @@ def page_at(
     found = _merged(page.keys)
     newcomers: list[Found] = []
     if after is None and not held_only:
-        newcomers = yield from _newcomers(moment, look, scope, search, {figures.key for _, figures in found})
+        newcomers = yield from _newcomers(moment, look, scope, search, {stats.key for _, stats in found})
     views = yield from _views(moment, look, [*found, *newcomers])
     service = service_of(look.workers, names, look.now)
     return KeyList(
@@ -343,8 +343,8 @@ def _key_at(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -> 
     if scope is None:
         raise no_such_key(policy, canonical)
     look = yield from _look(moment, queue, scope)
-    ((where, figures),) = yield from _named(moment, look, scope, [tuple(canonical[name] for name in scope)])
-    (view,) = yield from _views(moment, look, [(where, figures)])
+    ((where, stats),) = yield from _named(moment, look, scope, [tuple(canonical[name] for name in scope)])
+    (view,) = yield from _views(moment, look, [(where, stats)])
     wanted = {name: value for name, value in canonical.items() if name != "task"}
     running: list[JobRecord] = []
     for name in look.policies:
@@ -354,8 +354,8 @@ def _key_at(moment: Moment, queue: str, canonical: Mapping[str, str | None]) -> 
     return OneKey(
         now=as_datetime(look.now),
         view=view,
-        hours_failed=[each.failed for each in _filled(figures.hours, look.now // HOUR, HOURS, Span)],
-        minutes=[_minute(KeyMinute, each) for each in _filled(figures.minutes, look.now // MINUTE, MINUTES, Span)],
+        hours_failed=[each.failed for each in _filled(stats.hours, look.now // HOUR, HOURS, Span)],
+        minutes=[_minute(KeyMinute, each) for each in _filled(stats.minutes, look.now // MINUTE, MINUTES, Span)],
         lanes=(yield from _lanes(moment, look.policies[where], canonical)),
         running=[_job(each) for each in sorted(running, key=lambda job: job.id, reverse=True)[:SHOWN_JOBS]],
         next_jobs=[_job(each) for each in (yield from moment.next_jobs(where, canonical, SHOWN_JOBS))],
@@ -371,7 +371,7 @@ def _named(moment: Moment, look: _Look, scope: By, keys: Sequence[Key]) -> Looki
     known = {found[1].key: found for found in _merged(named)}
     for key in keys:
         home = _home(look.policies, dict(zip(scope, key, strict=True)))
-        known.setdefault(key, (home, KeyFigures(by=scope, key=key)))
+        known.setdefault(key, (home, KeyStats(by=scope, key=key)))
     return list(known.values())
 
 
@@ -388,8 +388,8 @@ def keys_at(moment: Moment, queue: str, wanted: Sequence[Mapping[str, object]]) 
     for scope, keys_of_scope in places.items():
         look = yield from _look(moment, queue, scope)
         shown = yield from _named(moment, look, scope, keys_of_scope)
-        for (_, figures), view in zip(shown, (yield from _views(moment, look, shown)), strict=True):
-            views[scope, figures.key] = view
+        for (_, stats), view in zip(shown, (yield from _views(moment, look, shown)), strict=True):
+            views[scope, stats.key] = view
     return [views[scope, key] for scope, keys_of_scope in places.items() for key in dict.fromkeys(keys_of_scope)]
 
 
@@ -442,9 +442,9 @@ def _look(moment: Moment, queue: str, scope: By) -> Looking[_Look]:
 def _merged(found: Sequence[Found]) -> list[Found]:
     """Each key once: one that jobs of several partitions carry is shown as if it were in one."""
     merged: dict[Key, Found] = {}
-    for queue, figures in found:
-        known = merged.get(figures.key)
-        merged[figures.key] = (queue, figures) if known is None else (known[0], known[1].and_also(figures))
+    for queue, stats in found:
+        known = merged.get(stats.key)
+        merged[stats.key] = (queue, stats) if known is None else (known[0], known[1].and_also(stats))
     return list(merged.values())
 
 
@@ -457,9 +457,9 @@ def _newcomers(moment: Moment, look: _Look, scope: By, search: str, shown: set[K
         if key not in shown and (not wanted or any(wanted in value.casefold() for value in key if value is not None))
     ]
     named = yield from moment.keys_named(names, [(scope, key) for key in keys[:NEWCOMERS]])
-    known = {figures.key for _, figures in named}
+    known = {stats.key for _, stats in named}
     return [
-        (_home(look.policies, dict(zip(scope, key, strict=True))), KeyFigures(by=scope, key=key))
+        (_home(look.policies, dict(zip(scope, key, strict=True))), KeyStats(by=scope, key=key))
         for key in keys[:NEWCOMERS]
         if key not in known
     ]
@@ -489,19 +489,19 @@ def _views(moment: Moment, look: _Look, found: Sequence[Found]) -> Looking[list[
     asked: dict[str, list[Wanted]] = {}
     flows: dict[str, list[bytes]] = {}
     shared: list[_Passed] = []
-    for (queue, figures), (limits, _) in zip(found, passed, strict=True):
+    for (queue, stats), (limits, _) in zip(found, passed, strict=True):
         asked.setdefault(queue, []).extend((each.bound, each.key) for each in limits)
-        if figures.held_by:
+        if stats.held_by:
             shared += [each for each in limits if each.bound.is_shared]
-        if (flow := _flow(look.policies[queue], figures)) is not None:
+        if (flow := _flow(look.policies[queue], stats)) is not None:
             flows.setdefault(queue, []).append(flow)
     gauges = {name: iter(each) for name, each in (yield from gauges_of(moment, asked)).items()}
     weights = yield from moment.weights_named(flows)
     sharing = yield from _sharing(moment, look, shared)
     views = []
-    for (queue, figures), (limits, is_all) in zip(found, passed, strict=True):
+    for (queue, stats), (limits, is_all) in zip(found, passed, strict=True):
         of_key = [(each, next(gauges[queue])) for each in limits]
-        view = _view(look, queue, figures, of_key, sharing, weights)
+        view = _view(look, queue, stats, of_key, sharing, weights)
         views.append(msgspec.structs.replace(view, drains_at_least=not is_all))
     return views
 
@@ -510,51 +510,51 @@ def _limits_passed(moment: Moment, look: _Look, found: Sequence[Found]) -> Looki
     """The limits that jobs of each key pass, and whether that is all of them: limits by other keys, which only some of
     the jobs pass, are counted for keys that something holds, if all their jobs are in one flow of few lanes."""
     flows: dict[str, dict[Key, None]] = {}
-    for queue, figures in found:
-        if (flow := _only_flow(look.policies[queue], figures)) is not None:
+    for queue, stats in found:
+        if (flow := _only_flow(look.policies[queue], stats)) is not None:
             flows.setdefault(queue, {})[flow] = None
     lanes = (yield from moment.lanes_in(flows)) if flows else {}
     passed = []
-    for queue, figures in found:
-        policy, keys = look.policies[queue], dict(zip(figures.by, figures.key, strict=True))
+    for queue, stats in found:
+        policy, keys = look.policies[queue], dict(zip(stats.by, stats.key, strict=True))
         limits = [
-            _Passed(bound, key, figures.waiting)
+            _Passed(bound, key, stats.waiting)
             for bound in policy.bound
             if set(bound.limit.by) <= keys.keys()
             and policy.limit_at(bound, key := tuple(keys[name] for name in bound.limit.by)) is not None
         ]
         is_all = True
-        if _is_split(policy, figures):
-            flow = _only_flow(policy, figures)
+        if _is_split(policy, stats):
+            flow = _only_flow(policy, stats)
             of_flow = None if flow is None else lanes.get((queue, flow))
-            limits, is_all = [*limits, *_passed_by_some(policy, figures, of_flow or ())], of_flow is not None
+            limits, is_all = [*limits, *_passed_by_some(policy, stats, of_flow or ())], of_flow is not None
         passed.append((limits, is_all))
     return passed
 
 
-def _passed_by_some(policy: Policy, figures: KeyFigures, lanes: Iterable[LaneTally]) -> list[_Passed]:
+def _passed_by_some(policy: Policy, stats: KeyStats, lanes: Iterable[LaneStats]) -> list[_Passed]:
     """The limits by other keys that waiting jobs of a key pass."""
     passed: dict[bytes, _Passed] = {}
     for lane in lanes:
-        if select(figures.by, lane.keys, lane.priority) == figures.key:
+        if select(stats.by, lane.keys, lane.priority) == stats.key:
             for gate, bound in policy.gates_of(lane.priority, lane.keys):
-                if not set(bound.limit.by) <= set(figures.by):
+                if not set(bound.limit.by) <= set(stats.by):
                     jobs = passed[gate].jobs if gate in passed else 0
                     passed[gate] = _Passed(bound, select(bound.limit.by, lane.keys, lane.priority), jobs + lane.arrived)
     return [each for each in passed.values() if each.jobs > 0]
 
 
-def _is_split(policy: Policy, figures: KeyFigures) -> bool:
+def _is_split(policy: Policy, stats: KeyStats) -> bool:
     """Whether something holds the key, and its jobs may pass different limits."""
-    others = any(not set(bound.limit.by) <= set(figures.by) for bound in policy.bound)
-    return others and figures.waiting > 0 and bool(figures.held_by)
+    others = any(not set(bound.limit.by) <= set(stats.by) for bound in policy.bound)
+    return others and stats.waiting > 0 and bool(stats.held_by)
 
 
-def _only_flow(policy: Policy, figures: KeyFigures) -> Key | None:
+def _only_flow(policy: Policy, stats: KeyStats) -> Key | None:
     """The flow of all jobs of such a key, if they are in one."""
-    keys, place = dict(zip(figures.by, figures.key, strict=True)), policy.partition
+    keys, place = dict(zip(stats.by, stats.key, strict=True)), policy.partition
     is_in_one_partition = place is None or (bool(place.by) and set(place.by) <= keys.keys())
-    if not _is_split(policy, figures) or not is_in_one_partition or not set(policy.fair_by) <= keys.keys():
+    if not _is_split(policy, stats) or not is_in_one_partition or not set(policy.fair_by) <= keys.keys():
         return None
     return tuple(keys[name] for name in policy.fair_by)
 
@@ -589,60 +589,60 @@ def _is_paused(policy: Policy, by: By, key: Key) -> bool:
     return key in policy.overrides.pauses.get(by, {})
 
 
-def _flow(policy: Policy, figures: KeyFigures) -> bytes | None:
+def _flow(policy: Policy, stats: KeyStats) -> bytes | None:
     """The flow of a key, if turns are taken by its scope."""
-    return policy.flow_of_key(figures.key) if policy.fair is not None and policy.fair.by == figures.by else None
+    return policy.flow_of_key(stats.key) if policy.fair is not None and policy.fair.by == stats.by else None
 
 
 def _view(
     look: _Look,
     queue: str,
-    stored: KeyFigures,
+    stored: KeyStats,
     passed: Sequence[tuple[_Passed, Gauge]],
     sharing: Mapping[Place, Mapping[str, int]],
     weights: Mapping[bytes, FlowWeight],
 ) -> KeyView:
     policy, key, now = look.policies[queue], stored.key, look.now
-    figures = stored.at(now)
-    started = [each for each in figures.minutes if each.started]
+    stats = stored.at(now)
+    started = [each for each in stats.minutes if each.started]
     claimed = sum(each.claimed for each in started)
-    held = [name for name in figures.held_by if policy.bound_named(name) is not None]
+    held = [name for name in stats.held_by if policy.bound_named(name) is not None]
     seen = look.seen.get(whole_of(queue))
     together = {name for name in look.policies if whole_of(name) == whole_of(queue)}
-    minutes = _filled(figures.minutes, now // MINUTE, MINUTES, Span)
+    minutes = _filled(stats.minutes, now // MINUTE, MINUTES, Span)
     drained = None
-    if held and figures.waiting and _can_start(look, queue) and not any(name.startswith("pause:") for name in held):
+    if held and stats.waiting and _can_start(look, queue) and not any(name.startswith("pause:") for name in held):
         drained = drained_in(
-            figures.waiting,
-            figures.run_time,
+            stats.waiting,
+            stats.run_time,
             [(gauge, each.jobs) for each, gauge in passed],
             now,
-            None if seen is None else seen.pace(_served_since(figures)),
+            None if seen is None else seen.pace(_served_since(stats)),
             beside=lambda gauge: [
                 n for name, n in sharing.get((gauge.limit, gauge.key), {}).items() if name not in together
             ],
-            running_for=now - figures.started_at if figures.running and figures.started_at else 0,
+            running_for=now - stats.started_at if stats.running and stats.started_at else 0,
         )
     return KeyView(
-        keys=dict(zip(figures.by, key, strict=True)),
+        keys=dict(zip(stats.by, key, strict=True)),
         queue=queue,
-        waiting=figures.waiting,
+        waiting=stats.waiting,
         scheduled=Counted(look.scheduled.get(key, 0), look.has_all_scheduled),
-        running=figures.running,
-        held_by=held if figures.waiting else [],
-        ended=figures.ended,
-        failed=figures.failed,
-        run_time=figures.run_time if figures.run_time > 0 or any(each.timed for each in figures.hours) else None,
-        share=figures.ran / look.ran if look.ran else None,
-        is_paused=_is_paused(policy, figures.by, key),
-        gauges=[gauge_view(gauge, each.bound) for each, gauge in passed if each.bound.limit.by == figures.by],
-        last_arrived_at=None if figures.arrived_at is None else as_datetime(figures.arrived_at),
-        last_started_at=None if figures.started_at is None else as_datetime(figures.started_at),
-        hours=[each.ended for each in _filled(figures.hours, now // HOUR, HOURS, Span)],
+        running=stats.running,
+        held_by=held if stats.waiting else [],
+        ended=stats.ended,
+        failed=stats.failed,
+        run_time=stats.run_time if stats.run_time > 0 or any(each.timed for each in stats.hours) else None,
+        share=stats.ran / look.ran if look.ran else None,
+        is_paused=_is_paused(policy, stats.by, key),
+        gauges=[gauge_view(gauge, each.bound) for each, gauge in passed if each.bound.limit.by == stats.by],
+        last_arrived_at=None if stats.arrived_at is None else as_datetime(stats.arrived_at),
+        last_started_at=None if stats.started_at is None else as_datetime(stats.started_at),
+        hours=[each.ended for each in _filled(stats.hours, now // HOUR, HOURS, Span)],
         mean_wait=sum(each.waited for each in started) / claimed / SECOND if claimed else None,
         waits=[round(each.waited / each.claimed / SECOND, 3) if each.started else None for each in minutes],
         drained_in=drained,
-        **_weight(policy, figures, weights),
+        **_weight(policy, stats, weights),
     )
 
 
@@ -650,19 +650,19 @@ def _can_start(look: _Look, queue: str) -> bool:
     return service_of(look.workers, [queue], look.now).can_start
 
 
-def _served_since(figures: KeyFigures) -> Instant | None:
+def _served_since(stats: KeyStats) -> Instant | None:
     """Since when jobs of a key have waited all the time while jobs of it were started: nothing has arrived since, and
     some still wait. The minute of the first start is left out, since nobody may have served it in its beginning."""
-    if figures.arrived_at is None:
+    if stats.arrived_at is None:
         return None
-    arrived_in = figures.arrived_at // MINUTE
-    first = min((each.number for each in figures.minutes if each.started and each.number >= arrived_in), default=None)
-    return figures.arrived_at if first is None else max(figures.arrived_at, first * MINUTE + 1)
+    arrived_in = stats.arrived_at // MINUTE
+    first = min((each.number for each in stats.minutes if each.started and each.number >= arrived_in), default=None)
+    return stats.arrived_at if first is None else max(stats.arrived_at, first * MINUTE + 1)
 
 
-def _weight(policy: Policy, figures: KeyFigures, known: Mapping[bytes, FlowWeight]) -> dict[str, Any]:
+def _weight(policy: Policy, stats: KeyStats, known: Mapping[bytes, FlowWeight]) -> dict[str, Any]:
     """What a key's turns are dealt by, and where that number came from."""
-    flow, key = _flow(policy, figures), figures.key
+    flow, key = _flow(policy, stats), stats.key
     if flow is None or policy.fair is None:
         return {"weight": None}
     own = known.get(flow, FlowWeight(policy.fair.weight_of(key), is_brought=False))

@@ -21,7 +21,7 @@ from fairlane.store.protocol import Store
 from fairlane.store.stats import Looking, Moment, Wanted
 from fairlane.telemetry.metrics import NO_TASK, OTHER, Labels
 
-Figures = dict[str, list[tuple[Labels, float]]]
+FleetMetrics = dict[str, list[tuple[Labels, float]]]
 """By metric, its values by their labels."""
 
 QUEUES_WITH_KEYS = 10
@@ -40,7 +40,7 @@ _OF_A_QUEUE: dict[str, Callable[[QueueView], float]] = {
 }
 
 
-def figures_at(moment: Moment, keys: int) -> Looking[Figures]:
+def metrics_at(moment: Moment, keys: int) -> Looking[FleetMetrics]:
     """What every fleet metric stands at; of keys, the first so many."""
     views = yield from queues_at(moment)
     workers = (yield from workers_at(moment)).workers
@@ -136,7 +136,7 @@ def _waited_for(moment: Moment, claims: Sequence[Claim]) -> Looking[dict[UUID, s
         waiting |= {(each.queue, (), ()) for each in (yield from moment.survey(names)) if each.ready}
     if places:
         named = yield from moment.keys_named(names, places)
-        waiting |= {(queue, figures.by, figures.key) for queue, figures in named if figures.waiting}
+        waiting |= {(queue, stats.by, stats.key) for queue, stats in named if stats.waiting}
     found: dict[UUID, str] = {}
     for job, (queue, limits) in held.items():
         for bound, key in limits:

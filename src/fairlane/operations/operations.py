@@ -9,7 +9,7 @@ from fairlane.clock import Instant, as_datetime
 from fairlane.operations.diagnosis import Finding, diagnose, findings_at_a_glance
 from fairlane.operations.jobs import Jobs
 from fairlane.operations.keys import Keys, keys_at
-from fairlane.operations.metrics import Figures, figures_at
+from fairlane.operations.metrics import FleetMetrics, metrics_at
 from fairlane.operations.overrides import Limits, Overrides, Weights
 from fairlane.operations.partitions import Partitions
 from fairlane.operations.policies import Audit, Policies
@@ -95,13 +95,13 @@ class Operations(Section):
         app, store = self._source, await self._store()
         look = await store.ask(lambda moment: look_at(moment, app.forwarded))
         views = await views_of(store, look, by_partition=True)
-        tasks, figures = app.known_tasks() or None, look.figures.values()
-        return await diagnose(store, app.declared_policies, tasks, figures, views, look.workers.workers)
+        tasks, stats = app.known_tasks() or None, look.stats.values()
+        return await diagnose(store, app.declared_policies, tasks, stats, views, look.workers.workers)
 
-    async def metrics(self, keys: int = 20) -> Figures:
+    async def metrics(self, keys: int = 20) -> FleetMetrics:
         """Queues, limits, keys and workers in numbers, by metric: what a scraper gets for the whole fleet. Of keys,
         the first so many."""
-        return await (await self._store()).ask(lambda moment: figures_at(moment, keys))
+        return await (await self._store()).ask(lambda moment: metrics_at(moment, keys))
 
     async def end_session(self, session: str, expires_at: Instant) -> None:
         """End a session of the dashboard: in every process on this database, and for every copy of its cookie."""

@@ -27,7 +27,7 @@ from fairlane.operations.section import ChangeOptions, Intent, KeyValues, Sectio
 from fairlane.operations.views import jobs_wait
 from fairlane.parameters import checked_methods
 from fairlane.policy.limits import Limit
-from fairlane.policy.overrides import Kind, Override, Scope, amend, everyone_in, without_effect
+from fairlane.policy.overrides import Kind, Override, Scope, change_overrides, everyone_in, without_effect
 from fairlane.policy.partitions import parse_partition
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.store import records
@@ -108,7 +108,7 @@ class LimitInForce:
     """Each partition keeps it for itself."""
 
 
-class Amender(Section):
+class OverrideSection(Section):
     """What sets overrides and ends them."""
 
     async def _put(self, queue: str, action: str, override: Override, **options: Unpack[TimedOptions]) -> Change:
@@ -125,7 +125,7 @@ class Amender(Section):
 
 
 @checked_methods
-class Limits(Amender):
+class Limits(OverrideSection):
     """`app.operations.limits`: the limits of queues, and other bounds for single keys."""
 
     async def set(
@@ -164,7 +164,7 @@ class Limits(Amender):
 
 
 @checked_methods
-class Weights(Amender):
+class Weights(OverrideSection):
     """`app.operations.weights`: the weights of flows."""
 
     async def set(self, queue: str, weight: float, *, keys: KeyValues, **options: Unpack[TimedOptions]) -> Change:
@@ -226,19 +226,19 @@ async def _change(
     """Change the overrides of a queue. All of its partitions have the same ones, because any key may land in any."""
     names = await partitions_of(store, queue)
     policies = [(await in_force(store, name)).policy for name in names]
-    amendments = [amend(policy, put, remove) for policy in policies]
+    amendments = [change_overrides(policy, put, remove) for policy in policies]
     if not intent.dry_run:
-        amendments = await store.amend(names, put, remove, intent.note(action))
+        amendments = await store.change_overrides(names, put, remove, intent.note(action))
     changes = []
-    for policy, amendment in zip(policies, amendments, strict=True):
-        limits = [each.limit for each in (*amendment.before, *amendment.after)]
+    for policy, override_change in zip(policies, amendments, strict=True):
+        limits = [each.limit for each in (*override_change.before, *override_change.after)]
         change = Change(
             queue=policy.queue,
             action=action,
             is_dry_run=intent.dry_run,
-            before=amendment.before,
-            after=amendment.after,
-            remaining=amendment.overrides.all,
+            before=override_change.before,
+            after=override_change.after,
+            remaining=override_change.overrides.all,
             everyone=everyone_in(policy, limits[0] if limits else None),
         )
         changes.append(change)

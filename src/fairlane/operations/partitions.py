@@ -28,7 +28,7 @@ from fairlane.policy.partitions import (
     widths,
 )
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.rebuild import refuse_to_strand, stray_lanes
+from fairlane.scheduler.rebuild import misrouted_lanes, refuse_to_strand
 from fairlane.store import policies, repartition
 from fairlane.store.audit import Note
 from fairlane.store.protocol import Store
@@ -161,10 +161,10 @@ async def _planned(
     lanes = {name: await store.run(policies.lanes(name, keeps=keeps)) for name in names}
     if not is_begun and before != to and not accept_missing_keys:
         refuse_to_strand(moving, [lane for name in names for lane in lanes[name]])
-    strays = [
-        stray
+    misrouted = [
+        lane
         for name, found_there in lanes.items()
-        for stray in stray_lanes(sibling(moving, (parse_partition(name) or (name, 0))[1]), found_there)
+        for lane in misrouted_lanes(sibling(moving, (parse_partition(name) or (name, 0))[1]), found_there)
     ]
     plan = PartitionPlan(
         queue=queue,
@@ -173,8 +173,8 @@ async def _planned(
         by=keys,
         is_resumed=is_resumed,
         gives_up=widths(first)[1] if is_begun and not is_resumed else None,
-        waiting=sum(stray.was.ready for stray in strays),
-        running=sum(stray.was.in_flight for stray in strays),
+        waiting=sum(lane.was.ready for lane in misrouted),
+        running=sum(lane.was.in_flight for lane in misrouted),
     )
     return plan, found
 

@@ -220,7 +220,7 @@ async def _apply(store: Store, policy: Policy, intent: Intent, accept_missing_ke
         version=version,
         is_changed=is_changed,
         changes=differences(known, policy),
-        new_keys=tuple(sorted({*policy.stamped_keys} - {*known.stamped_keys})),
+        new_keys=tuple(sorted({*policy.keys_of_job} - {*known.keys_of_job})),
         without_place=tuple(
             OverrideInForce(
                 queue=policy.queue, override=each, no_effect=reason, everyone=everyone_in(known, each.limit)

@@ -31,7 +31,7 @@ from fairlane.operations.keys import (
     limit_words,
     per_minute,
 )
-from fairlane.operations.overrides import Amender, Change
+from fairlane.operations.overrides import Change, OverrideSection
 from fairlane.operations.requests import find_jobs, in_force, scope_of
 from fairlane.operations.section import ChangeOptions, KeyValues, TimedOptions
 from fairlane.operations.views import (
@@ -66,7 +66,7 @@ from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
 from fairlane.store.rows import Declared
 from fairlane.store.stats import Looking, Moment
-from fairlane.store.stats_values import QueueFigures, WorkerSeen, serves, service_of
+from fairlane.store.stats_values import QueueStats, WorkerSeen, serves, service_of
 
 LOOKED_AT = 200
 """Jobs of a queue among which a task is looked for that was not named in full."""
@@ -77,7 +77,7 @@ class Look(msgspec.Struct, frozen=True):
 
     now: Instant
     policies: Mapping[str, Declared]
-    figures: Mapping[str, QueueFigures]
+    stats: Mapping[str, QueueStats]
     minutes: Mapping[str, list[Minute]]
     gauges: Mapping[str, list[Gauge]]
     """Of the limits of each whole queue, by partition."""
@@ -96,12 +96,12 @@ def look_at(moment: Moment, forwarded: Collection[str] | None, only: str | None 
     policies = yield from moment.policies()
     names = [name for name in policies if only is None or whole_of(name) == only]
     now = moment.now
-    figures = {each.queue: each for each in (yield from moment.survey(names))}
+    stats = {each.queue: each for each in (yield from moment.survey(names))}
     minutes = yield from moment.minutes(names, now - MINUTES * MINUTE)
     wanted = {name: [(bound, ()) for _, bound in policies[name].policy.queue_gates] for name in names}
     gauges = yield from gauges_of(moment, wanted)
     seen = yield from moment.workers()
-    return Look(now, policies, figures, minutes, gauges, worker_list(seen, now), seen, forwarded)
+    return Look(now, policies, stats, minutes, gauges, worker_list(seen, now), seen, forwarded)
 
 
 def look_with_keys(
@@ -110,15 +110,15 @@ def look_with_keys(
     """The same, and the keys behind whose limits most jobs wait."""
     look = yield from look_at(moment, forwarded, only)
     seen: dict[str, Seen] = {}
-    for name in look.figures:
+    for name in look.stats:
         known = seen.get(whole_of(name), Seen([], look.now))
         seen[whole_of(name)] = Seen([*known.minutes, *look.minutes.get(name, [])], look.now)
-    policies = {name: look.policies[name].policy for name in look.figures}
+    policies = {name: look.policies[name].policy for name in look.stats}
     return look, (yield from held_keys(moment, policies, seen, look.seen))
 
 
 @checked_methods
-class Queues(Amender):
+class Queues(OverrideSection):
     """`app.operations.queues`: how queues are doing and why, and pausing and suspending them."""
 
     async def show(self, queue: str) -> OneQueue:
@@ -142,7 +142,7 @@ class Queues(Amender):
             policy_words=policy_words(policy),
             limits=_limits(policy, look, chart.denied),
             scopes=[list(by) for by in policy.scopes],
-            partitions=[_view(name, [name], look) for name in look.figures] if len(look.figures) > 1 else [],
+            partitions=[_view(name, [name], look) for name in look.stats] if len(look.stats) > 1 else [],
             hints=hints_of([view], keys, [each for each in findings if each.queue == name]),
             chart=chart,
         )
@@ -207,7 +207,7 @@ def queues_at(moment: Moment) -> Looking[list[QueueView]]:
 async def views_of(store: Store, look: Look, *, by_partition: bool = False) -> list[QueueView]:
     """A view of each queue, or of each partition. Of one that nobody serves, its jobs may tell that an engine runs
     them, if no app does."""
-    views = [_view(name, [name], look) for name in look.figures] if by_partition else _views(look)
+    views = [_view(name, [name], look) for name in look.stats] if by_partition else _views(look)
     for number, view in enumerate(views):
         is_open = view.is_forwarded is None and view.status is QueueStatus.STOPPED
         if is_open and await is_routed(store, view.queue):
@@ -218,22 +218,22 @@ async def views_of(store: Store, look: Look, *, by_partition: bool = False) -> l
 def _views(look: Look) -> list[QueueView]:
     """A view of each queue, its partitions taken together."""
     parts: dict[str, list[str]] = {}
-    for name in look.figures:
+    for name in look.stats:
         parts.setdefault(whole_of(name), []).append(name)
     return [_view(whole, names, look) for whole, names in sorted(parts.items())]
 
 
 def _view(queue: str, names: Sequence[str], look: Look) -> QueueView:
-    figures = [look.figures[name] for name in names]
+    stats = [look.stats[name] for name in names]
     policy = look.policies[names[0]].policy
-    ready = sum(each.ready for each in figures)
+    ready = sum(each.ready for each in stats)
     held = _held(look, names, ready)
     minutes = [each for name in names for each in look.minutes.get(name, [])]
     started, ended, failed = per_minute(minutes, look.now)
     recent = lately(minutes, look.now)
     alive = [each for each in look.workers.workers if not each.is_late and serves(each.queues, names)]
     serving = [each for each in alive if each.takes_jobs]
-    oldest = min((each.oldest_ready_at for each in figures if each.oldest_ready_at is not None), default=None)
+    oldest = min((each.oldest_ready_at for each in stats if each.oldest_ready_at is not None), default=None)
     service = service_of(look.seen, names, look.now)
     view = QueueView(
         queue=queue,
@@ -242,13 +242,13 @@ def _view(queue: str, names: Sequence[str], look: Look) -> QueueView:
         ready=ready,
         held=held,
         held_jobs=sum(_held_jobs(look, name) for name in names),
-        running=sum(each.running for each in figures),
-        lapsed=sum(each.lapsed for each in figures),
-        scheduled=sum_of(each.scheduled for each in figures),
-        dead=sum_of(each.dead for each in figures),
+        running=sum(each.running for each in stats),
+        lapsed=sum(each.lapsed for each in stats),
+        scheduled=sum_of(each.scheduled for each in stats),
+        dead=sum_of(each.dead for each in stats),
         oldest_wait=None if oldest is None or not ready else max(0.0, (look.now - oldest) / SECOND),
-        ended=sum(hour.ended for each in figures for hour in each.hours),
-        failed=sum(hour.failed for each in figures for hour in each.hours),
+        ended=sum(hour.ended for each in stats for hour in each.hours),
+        failed=sum(hour.failed for each in stats for hour in each.hours),
         started_per_minute=started,
         ended_per_minute=ended,
         failed_per_minute=failed,
@@ -263,8 +263,8 @@ def _view(queue: str, names: Sequence[str], look: Look) -> QueueView:
         slots_free=_slots_free(look, serving),
         is_paused=all(() in look.policies[name].policy.overrides.pauses for name in _in_use(names, policy)),
         partitions=len(_in_use(names, policy)),
-        unseen=max(0, sum(each.unseen for each in figures)),
-        figures_as_of=as_datetime(look.now),
+        unseen=max(0, sum(each.unseen for each in stats)),
+        stats_as_of=as_datetime(look.now),
         is_forwarded=forwarded_to_an_engine(queue, look.forwarded, was_seen=service.is_forwarded),
         refusal=service.refusal,
         unbegun=service.unbegun,
@@ -287,8 +287,8 @@ def _slots_free(look: Look, serving: Sequence[WorkerView]) -> int:
     if any(each.is_dispatcher for each in serving):
         return free
     served = {queue for each in serving for queue in each.queues}
-    names = [name for name in look.figures if serves(served, [name])]
-    running = sum(look.figures[name].running for name in names)
+    names = [name for name in look.stats if serves(served, [name])]
+    running = sum(look.stats[name].running for name in names)
     reporting = [each for each in look.workers.workers if serves(each.queues, names)]
     reported = sum(each.running + each.waiting + each.unsettled for each in reporting)
     return max(0, free - max(0, running - reported))
@@ -316,13 +316,13 @@ def _held(look: Look, names: Sequence[str], ready: int) -> list[HeldView]:
     policy = look.policies[names[0]].policy
     sums: dict[str, Held] = {}
     for name in names:
-        for limit, held in look.figures[name].held.items():
+        for limit, held in look.stats[name].held.items():
             known = sums.get(limit, Held())
             sums[limit] = Held(known.keys + held.keys, known.jobs + held.jobs)
         for gauge in look.gauges[name]:
             if gauge.room <= 0:
                 known = sums.get(gauge.limit, Held())
-                sums[gauge.limit] = Held(0, known.jobs + look.figures[name].ready)
+                sums[gauge.limit] = Held(0, known.jobs + look.stats[name].ready)
     views = []
     for limit, held in sums.items():
         bound = policy.bound_named(limit)
@@ -335,12 +335,12 @@ def _held(look: Look, names: Sequence[str], ready: int) -> list[HeldView]:
 
 def _held_jobs(look: Look, name: str) -> int:
     """How many jobs of a partition something holds back."""
-    figures = look.figures[name]
-    return figures.ready if any(gauge.room <= 0 for gauge in look.gauges[name]) else figures.held_jobs
+    stats = look.stats[name]
+    return stats.ready if any(gauge.room <= 0 for gauge in look.gauges[name]) else stats.held_jobs
 
 
 def _limits(policy: Policy, look: Look, denied: Mapping[str, int]) -> list[LimitView]:
-    held = {each.limit: each for each in _held(look, list(look.figures), 1 << 60)}
+    held = {each.limit: each for each in _held(look, list(look.stats), 1 << 60)}
     gauges = {gauge.limit: gauge for gauge in look.gauges[policy.queue]}
     views = []
     for bound in policy.bound:

@@ -73,17 +73,17 @@ class Schedules(Section):
 
     async def pause(self, name: str, **options: Unpack[ChangeOptions]) -> ScheduleView:
         """Fire a schedule no more, until it is resumed. Slots that come meanwhile are not made up for."""
-        return await self._amend(name, "pause schedule", is_paused=True, **options)
+        return await self._change_overrides(name, "pause schedule", is_paused=True, **options)
 
     async def resume(self, name: str, **options: Unpack[ChangeOptions]) -> ScheduleView:
         """Let a schedule fire again, from its next slot on."""
-        return await self._amend(name, "resume schedule", is_paused=False, **options)
+        return await self._change_overrides(name, "resume schedule", is_paused=False, **options)
 
     async def trigger(self, name: str, **options: Unpack[ChangeOptions]) -> ScheduleView:
         """Let a worker fire a schedule once, at once and beside its slots; also while it is paused."""
-        return await self._amend(name, "trigger schedule", is_paused=None, **options)
+        return await self._change_overrides(name, "trigger schedule", is_paused=None, **options)
 
-    async def _amend(
+    async def _change_overrides(
         self, name: str, action: str, *, is_paused: bool | None, **options: Unpack[ChangeOptions]
     ) -> ScheduleView:
         intent = self._intent(**options)
@@ -99,7 +99,7 @@ class Schedules(Section):
             declared = row.declaration()
             next_at = recurrence_of(declared["recurrence"]).next_after(time.wall)
             note = msgspec.structs.replace(intent.note(action), queue=declared["queue"])
-            changed = await store.run(schedules.amend_schedule(name, note, is_paused=is_paused, next_at=next_at))
+            changed = await store.run(schedules.change_schedule(name, note, is_paused=is_paused, next_at=next_at))
             row = changed or row
         return _view(row, time, self._redactor)
 

@@ -199,7 +199,7 @@ class QueueView(QueueCounts, frozen=True, kw_only=True):
     partitions: int
     unseen: int
     """Of the ready ones, those that no claim has seen yet."""
-    figures_as_of: datetime
+    stats_as_of: datetime
     """When it was looked at: all of its figures are of that moment."""
     is_forwarded: bool | None = False
     """An engine runs its jobs, as far as is known here: the app says so, or a dispatcher was heard of."""
@@ -435,7 +435,7 @@ class WorkerView(AnyWorker, frozen=True, kw_only=True):
             return "unwell"
         if self.is_blocked:
             return "blocked"
-        if self.troubles:
+        if self.warnings:
             return "troubled"
         return "stopping" if self.is_stopping else "well"
 

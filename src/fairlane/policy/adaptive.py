@@ -176,14 +176,14 @@ class AdaptiveConcurrency(Limit):
 
     def _lowered(self, learned: Learned, factor: float, now: Instant) -> Learned:
         if learned.decreased_at == now:
-            # Bells of one claim are folded at one instant: they are one piece of news.
+            # Lane events of one claim are folded at one instant: they are one piece of news.
             return learned
         cap = max(self.min, int(learned.cap * factor))
         return replace(learned, cap=cap, reached=0, good=0, decreased_at=now)
 
     def _raised(self, learned: Learned, good: int) -> Learned:
         if not learned.decreased_at:
-            # To twice of what has been in flight, however the runs of a round are put into bells.
+            # To twice of what has been in flight, however the runs of a round are put into lane events.
             most = min(2 * learned.reached, self.max)
             return replace(learned, cap=max(learned.cap, min(learned.cap + good, most)))
         if learned.reached < learned.cap or learned.cap >= self.max:

@@ -1,7 +1,7 @@
 """Back-pressure on producers: how many jobs of a key may wait before its producers are told, or refused.
 
-A gate's count is what claims have folded. What was enqueued since is in bells, and is added to it: so the count is
-right although no producer ever writes to a row that others write.
+A gate's count is what claims have folded. What was enqueued since is in lane events, and is added to it: so the count
+is right although no producer ever writes to a row that others write.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Backlog(Limit):
 
     kind = "backlog"
     is_of_producers = True
-    is_rung_by_arrivals = True
+    is_woken_by_arrivals = True
     is_held_by_runs = False
     counts_in_flight = False
 
@@ -68,7 +68,7 @@ class Backlog(Limit):
         return True
 
     def take(self, gate: GateState, now: Instant, count: int) -> None:
-        """What starts waits no more. Below zero until the bell is folded that tells of its arrival."""
+        """What starts waits no more. Below zero until the lane event is folded that tells of its arrival."""
         gate.in_flight -= count
 
     def free(self, gate: GateState, ending: Release, now: Instant, held: int | None, task: str | None) -> bool:
@@ -137,9 +137,9 @@ def joined_by(policy: Policy, jobs: Iterable[NewJob]) -> dict[UUID, Joined]:
     }
 
 
-def add_bells(policy: Policy, counts: dict[bytes, int], bells: Iterable[tuple[int, Keys, int]]) -> dict[bytes, int]:
-    """How many wait at these gates, with bells (priority, keys, count) that are not folded yet."""
-    for priority, keys, count in bells:
+def add_events(policy: Policy, counts: dict[bytes, int], events: Iterable[tuple[int, Keys, int]]) -> dict[bytes, int]:
+    """How many wait at these gates, with lane events (priority, keys, count) that are not folded yet."""
+    for priority, keys, count in events:
         for gate_id, *_ in policy.backlog_gates(priority, keys):
             if gate_id in counts:
                 counts[gate_id] += count

@@ -4,9 +4,9 @@
                                    ▲                         │
                                    └────────a probe fails────┘
 
-Bells may come in any order and late, so runs are told apart by when they were claimed. A failure counts unless a run
-that was claimed no earlier has gone well. What was claimed before the first probe says nothing about what the probes
-are to find out: it neither closes the breaker nor keeps it open.
+Lane events may come in any order and late, so runs are told apart by when they were claimed. A failure counts unless a
+run that was claimed no earlier has gone well. What was claimed before the first probe says nothing about what the
+probes are to find out: it neither closes the breaker nor keeps it open.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Breaker(Limit):
         return Closed(failures, good)
 
     def _probed(self, probing: Probing, ending: Release, in_flight: int) -> State:
-        # Where a bell cannot tell who ended, it is taken to be a straggler: that never lets one too many try.
+        # Where a lane event cannot tell who ended, it is taken to be a straggler: that never lets one too many try.
         left, passed = probing.stragglers, 0
         if ending.unstarted and ending.since < probing.since:
             left -= min(left, ending.unstarted)

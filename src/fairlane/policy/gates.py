@@ -39,7 +39,7 @@ AT_REST = GateState()
 
 
 class Release(msgspec.Struct, frozen=True, gc=False):
-    """A bell: claims of one lane ended."""
+    """A lane event: claims of one lane ended."""
 
     lane: bytes
     ended: int

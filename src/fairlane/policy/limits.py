@@ -87,7 +87,7 @@ class Limit(ABC):
     """Whether it limits how often jobs start, not how many run."""
     is_of_producers: ClassVar[bool] = False
     """Whether it counts waiting jobs, for producers, and never holds a job back."""
-    is_rung_by_arrivals: ClassVar[bool] = False
+    is_woken_by_arrivals: ClassVar[bool] = False
     """Whether its gates change when jobs become ready: see `arrive` and `resume`."""
     is_held_by_runs: ClassVar[bool] = True
     """Whether a running job occupies a place that another job could have."""

@@ -190,7 +190,7 @@ def _split(scope: Scope) -> tuple[By, Values]:
     return tuple(name for name, _ in scope), tuple(value for _, value in scope)
 
 
-class Amendment(msgspec.Struct, frozen=True):
+class OverrideChange(msgspec.Struct, frozen=True):
     """What setting or removing overrides comes to."""
 
     overrides: Overrides
@@ -209,7 +209,7 @@ class Amendment(msgspec.Struct, frozen=True):
         return bool(self.before or self.after)
 
 
-def amend(policy: Policy, put: Iterable[Override], remove: Iterable[str] = ()) -> Amendment:
+def change_overrides(policy: Policy, put: Iterable[Override], remove: Iterable[str] = ()) -> OverrideChange:
     """Set and remove overrides of a queue, or `InvalidOverride` with the reason."""
     given = {each.id: each for each in put}
     for each in given.values():
@@ -227,7 +227,7 @@ def amend(policy: Policy, put: Iterable[Override], remove: Iterable[str] = ()) -
     places = (place for each in touched if (place := policy.place_of(each)) is not None)
     wakes = tuple(dict.fromkeys(policy.gate_of(*place) for place in places))
     rebuilds = any(each.kind is Kind.SUSPEND for each in touched)
-    return Amendment(Overrides(tuple(after.values())), before, tuple(given.values()), wakes, rebuilds)
+    return OverrideChange(Overrides(tuple(after.values())), before, tuple(given.values()), wakes, rebuilds)
 
 
 def check_override(policy: Policy, override: Override) -> None:

@@ -97,7 +97,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
         """Where jobs with these keys belong; `None`: anywhere."""
         return partition_of(tuple(keys.get(name) for name in self.by), self.width) if self.by else None
 
-    def strays(self, keys: Keys) -> bool:
+    def misrouted(self, keys: Keys) -> bool:
         """Whether jobs with these keys belong to another partition."""
         home = self.home_of(keys)
         return self.index >= self.width if home is None else home != self.index
@@ -106,7 +106,7 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
         """Whether such jobs must not start here: they belong elsewhere, or some of them may still run elsewhere."""
         if not self.is_guarded or not all(name in keys for name in self.by):
             return False
-        if self.strays(keys):
+        if self.misrouted(keys):
             return True
         values = tuple(keys.get(name) for name in self.by)
         return bool(self.was and self.by) and partition_of(values, self.was or 1) != self.index
@@ -188,13 +188,13 @@ def divided(policy: Policy, width: int, by: By = (), per_partition: Iterable[Lim
     own = tuple(per_partition)
     if width == 1:
         keys = policy.keys
-        if left_out := sorted(set(by) - set(policy.stamped_keys)):
+        if left_out := sorted(set(by) - set(policy.keys_of_job)):
             if keys:
                 raise InvalidPolicy(
                     f"queue {policy.queue!r}: keys={keys!r} leaves out {left_out[0]!r}, its partition_by"
                 )
             # Its jobs carry them all the same: it can be divided while they wait.
-            keys = tuple(sorted({*policy.stamped_keys, *by}))
+            keys = tuple(sorted({*policy.keys_of_job, *by}))
         return (_concise(replace(policy, limits=(*policy.limits, *own), keys=keys)),)
     first = partitioned(policy, Partition(of=policy.queue, index=0, width=width, by=by), own)
     return tuple(sibling(first, index) for index in range(width))
@@ -222,7 +222,7 @@ def partitioned(policy: Policy, place: Partition, per_partition: Iterable[Limit]
 def _concise(policy: Policy) -> Policy:
     """Without `keys` that say no more than the policy does: however it is divided, it then reads the same."""
     concise = replace(policy, keys=())
-    return concise if policy.keys and concise.stamped_keys == policy.stamped_keys else policy
+    return concise if policy.keys and concise.keys_of_job == policy.keys_of_job else policy
 
 
 def sibling(policy: Policy, index: int) -> Policy:

@@ -167,7 +167,7 @@ class Policy:
         return sorted({name for by in scopes for name in by} - set(BUILT_IN))
 
     @cached_property
-    def stamped_keys(self) -> By:
+    def keys_of_job(self) -> By:
         """The keys that a job must carry: those declared, else all that the policy looks at."""
         return tuple(sorted(self.keys)) or tuple(self._named())
 
@@ -179,7 +179,7 @@ class Policy:
         """
         if self.sequence is not None:
             return tuple(sorted(self.sequence.limit.by))
-        return tuple(sorted((*self.stamped_keys, "task")))
+        return tuple(sorted((*self.keys_of_job, "task")))
 
     @cached_property
     def scopes(self) -> tuple[By, ...]:
@@ -187,7 +187,7 @@ class Policy:
         key that it declares and the task, as far as its lanes can tell them apart."""
         known = {*self.lane_keys, "priority"}
         looked_at = [self.fair_by, *(bound.limit.by for bound in self.bound)]
-        scopes = [*looked_at, *((name,) for name in self.stamped_keys), ("task",)]
+        scopes = [*looked_at, *((name,) for name in self.keys_of_job), ("task",)]
         return tuple(dict.fromkeys(by for by in scopes if by and known.issuperset(by)))
 
     @cached_property
@@ -414,12 +414,12 @@ class Policy:
         return [self._place(bound, priority, keys) for bound in self.backlogs]
 
     @cached_property
-    def _rung(self) -> tuple[BoundLimit, ...]:
-        return tuple(bound for bound in self.bound if bound.limit.is_rung_by_arrivals)
+    def _woken(self) -> tuple[BoundLimit, ...]:
+        return tuple(bound for bound in self.bound if bound.limit.is_woken_by_arrivals)
 
-    def rung_gates(self, priority: int, keys: Keys, *, resumed: bool) -> list[Place]:
+    def woken_gates(self, priority: int, keys: Keys, *, resumed: bool) -> list[Place]:
         """Gates that jobs change when they become ready, or (`resumed`) keep their place no more."""
-        return [self._place(b, priority, keys) for b in self._rung if resumed or b.limit.is_of_producers]
+        return [self._place(b, priority, keys) for b in self._woken if resumed or b.limit.is_of_producers]
 
     @cached_property
     def fair_by(self) -> By:

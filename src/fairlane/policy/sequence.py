@@ -27,7 +27,7 @@ class Sequence(Limit):
     by: By
 
     kind = "sequence"
-    is_rung_by_arrivals = True
+    is_woken_by_arrivals = True
 
     def __init__(self, *, by: str | tuple[str, ...]) -> None:
         what = f"Sequence(by={shown(by)})"

@@ -25,11 +25,11 @@ from fairlane.scheduler.snapshot import (
     Contender,
     FlowRow,
     GateRow,
+    GateWakeup,
     Head,
     LaneRow,
     QueueRow,
     Release,
-    Ring,
     SharedGateRow,
     SharedRelease,
     Standing,
@@ -110,7 +110,7 @@ class Gate(GateState):
         self.planned, self.dirty = at, True
 
     def free(self, release: Release, now: Instant, held: int | None, task: str | None) -> None:
-        """Take note of claims that ended. Of a shared gate its own bells tell."""
+        """Take note of claims that ended. Of a shared gate its own lane events tell."""
         if self.shared is None and self.limit.free(self, release, now, held, task):
             self.dirty = True
 
@@ -567,7 +567,7 @@ def gate_of(policy: Policy, row: GateRow) -> Gate | None:
 T = TypeVar("T")
 
 KEEP = 50_000
-"""Microseconds for which a queue's part of the room is kept for it once it has been rung."""
+"""Microseconds for which a queue's part of the room is kept for it once it has been woken."""
 
 
 def deal(room: int, taken: list[int]) -> list[int]:
@@ -610,7 +610,7 @@ class SharedGate(GateState):
         self.contenders = {each.queue: each for each in row.contenders}
         self.waiting = self._count_waiting()
         own = self.contenders.get(self.queue)
-        self.was_rung = own is not None and own.until is not None
+        self.was_woken = own is not None and own.until is not None
         self.taken = own.taken if own is not None else 0 if self.limit.counts_in_flight else None
 
     def row(self) -> SharedGateRow:
@@ -626,8 +626,8 @@ class SharedGate(GateState):
         taken = [each.taken for each in rivals]
         # Who has not waited until now is owed nothing.
         own = min(taken) if self.taken is None else self.taken
-        # Of equals, the one that was rung goes first: two who give way to each other would leave the slot empty.
-        return deal(room, [own, *taken])[0] if self.was_rung else deal(room, [*taken, own])[-1]
+        # Of equals, the one that was woken goes first: two who give way to each other would leave the slot empty.
+        return deal(room, [own, *taken])[0] if self.was_woken else deal(room, [*taken, own])[-1]
 
     def charge(self, now: Instant, count: int) -> None:
         if self.taken is None:
@@ -655,28 +655,28 @@ class SharedGate(GateState):
             return self.limit.opens_again_at(self)
         return min((each.until for each in self._rivals(now) if each.until is not None), default=now + KEEP)
 
-    def leave(self, now: Instant, *, waits: bool, is_eager: bool) -> list[Ring]:
-        """End this queue's turn: say whether it waits for more, and ring the others for what is left."""
+    def leave(self, now: Instant, *, waits: bool, is_eager: bool) -> list[GateWakeup]:
+        """End this queue's turn: say whether it waits for more, and wake the others for what is left."""
         before = dict(self.contenders)
         self.contenders.pop(self.queue, None)
         for each in list(self.contenders.values()):
             if each.until is not None and each.until <= now:
-                # It did not come. What was rung for it still makes it look when it does.
+                # It did not come. Its wakeup still makes it look when it does.
                 self._keep(Contender(each.queue, each.taken))
         others = [each for each in self.contenders.values() if each.waits]
         parts = deal(max(0, self.declared.room_at(self, now)), [each.taken for each in others])
-        rings = []
+        wakeups = []
         for each, part in zip(others, parts, strict=True):
             if part <= 0 or each.until is not None:
                 continue
-            rings.append(_ring(each.queue, self.name, self.key))
+            wakeups.append(_ring(each.queue, self.name, self.key))
             # Where nobody is to come soon, its lanes are looked at when somebody does.
             self._keep(replace(each, until=now + KEEP) if each.is_eager else Contender(each.queue, each.taken))
         taken = min((each.taken for each in others), default=0) if self.taken is None else self.taken
         self._keep(Contender(self.queue, taken, waits, waits and is_eager))
         self.waiting = self._count_waiting()
         self.dirty = self.dirty or self.contenders != before
-        return rings
+        return wakeups
 
     def _keep(self, contender: Contender) -> None:
         """Remember a queue for as long as it waits or holds slots."""
@@ -697,13 +697,13 @@ class SharedGate(GateState):
         ]
 
 
-def rings_for_all(rows: Iterable[SharedGateRow]) -> list[Ring]:
+def wakeups_for_all(rows: Iterable[SharedGateRow]) -> list[GateWakeup]:
     """Rings for every queue that waits at these gates: their bound has changed."""
     return [_ring(each.queue, row.limit, row.key) for row in rows for each in row.contenders if each.waits]
 
 
-def _ring(queue: str, limit: str, key: Iterable[str | None]) -> Ring:
-    return Ring(queue, gate_id(queue, limit, tuple(key)) if key else None)
+def _ring(queue: str, limit: str, key: Iterable[str | None]) -> GateWakeup:
+    return GateWakeup(queue, gate_id(queue, limit, tuple(key)) if key else None)
 
 
 def fold_shared(board: Board, releases: Iterable[SharedRelease]) -> None:

@@ -151,8 +151,8 @@ class Hold(msgspec.Struct, frozen=True):
     """Where the bound came from."""
 
 
-class Examined(msgspec.Struct, frozen=True):
-    """The pieces that a claim would look at, once all bells that were read are folded."""
+class GateFacts(msgspec.Struct, frozen=True):
+    """The pieces that a claim would look at, once all lane events that were read are folded."""
 
     lane: LaneRow | None
     flow: FlowRow | None
@@ -163,7 +163,7 @@ class Examined(msgspec.Struct, frozen=True):
     gates: dict[bytes, Passed]
     """Every gate that the subject passes, by id, and the keyed gates that its rivals pass."""
     arrived: int
-    """Jobs of the queue that bells tell of, and no claim has seen."""
+    """Jobs of the queue that lane events tell of, and no claim has seen."""
     turn: float = 0.0
     """When it is the flow's turn, in virtual time."""
     own: Contestant | None = None
@@ -183,9 +183,9 @@ class Facts(msgspec.Struct, frozen=True):
     policy: Policy
     now: Instant
     queue: QueueRow
-    examined: Examined
+    examined: GateFacts
     ready: int
-    """Jobs of the queue that are ready, as far as bells have been folded."""
+    """Jobs of the queue that are ready, as far as lane events have been folded."""
     running: list[Holder]
     """Jobs of the queue that run, up to a bound."""
     ahead: int
@@ -202,7 +202,7 @@ class Facts(msgspec.Struct, frozen=True):
     miscounts: list[Miscount] = []
     """Of the gates without room, those that do not count what runs."""
     parked: int = 0
-    """Lanes of the queue that wait at gates of keys, as far as bells have been folded."""
+    """Lanes of the queue that wait at gates of keys, as far as lane events have been folded."""
     ahead_in: dict[bytes, int] = {}
     """Ready jobs before its position in other lanes of its flow, up to `COUNTED_BESIDE` each."""
 
@@ -225,12 +225,12 @@ class Explanation(msgspec.Struct, frozen=True):
         return [hold.reason for hold in self.holds]
 
 
-def examine(snapshot: Snapshot, subject: Subject, next_up: int) -> Generator[Ask, Supply, tuple[Examined, Plan]]:
-    """Fold the bells as a claim would, and ask every gate that the subject has to pass. Also returns what a claim of
-    `next_up` jobs would do."""
+def examine(snapshot: Snapshot, subject: Subject, next_up: int) -> Generator[Ask, Supply, tuple[GateFacts, Plan]]:
+    """Fold the lane events as a claim would, and ask every gate that the subject has to pass. Also returns what a claim
+    of `next_up` jobs would do."""
     working = Working(snapshot, next_up)
 
-    def steps() -> Generator[Ask, Supply, tuple[Examined, Plan]]:
+    def steps() -> Generator[Ask, Supply, tuple[GateFacts, Plan]]:
         yield from working.fold()
         examined = yield from _ask_gates(working, snapshot, subject)
         return examined, (yield from working.go_on())
@@ -238,7 +238,7 @@ def examine(snapshot: Snapshot, subject: Subject, next_up: int) -> Generator[Ask
     return (yield from ask_for_shared(working.board, steps()) if snapshot.policy.shared_limits else steps())
 
 
-def _ask_gates(working: Working, snapshot: Snapshot, subject: Subject) -> Generator[Ask, Supply, Examined]:
+def _ask_gates(working: Working, snapshot: Snapshot, subject: Subject) -> Generator[Ask, Supply, GateFacts]:
     board, policy, now = working.board, snapshot.policy, snapshot.now
     lane = board.lanes.get(subject.lane) if subject.lane is not None else None
     named = _gates(policy, subject)
@@ -255,8 +255,8 @@ def _ask_gates(working: Working, snapshot: Snapshot, subject: Subject) -> Genera
                 full.append((gate.shared or gate).id)
             shut.append(_hold_of(policy, gate, values, now))
     passed = {gate.id: _passed(gate) for gate, _ in gates}
-    arrived = sum(bell.count for bell in snapshot.arrivals)
-    examined = Examined(None, None, shut, tuple(full), passed, arrived)
+    arrived = sum(event.count for event in snapshot.arrivals)
+    examined = GateFacts(None, None, shut, tuple(full), passed, arrived)
     if lane is None:
         return examined
     examined = replace(examined, lane=lane.row(), flow=lane.flow.row(), turn=board.tag(lane.flow))
@@ -286,7 +286,7 @@ def _passed(gate: Gate) -> Passed:
     return Passed(gate.limit, gate.shared or gate, 1 if gate.shared is None else max(1, gate.shared.waiting))
 
 
-def _line_up(working: Working, examined: Examined, lane: Lane) -> Generator[Ask, Supply, Examined]:
+def _line_up(working: Working, examined: GateFacts, lane: Lane) -> Generator[Ask, Supply, GateFacts]:
     """Who may go before a job of a lane: a bounded number of lanes and flows, and how many more there are. Lanes of
     its own flow are on the board already."""
     board, policy, flow = working.board, working.policy, lane.flow

@@ -7,7 +7,7 @@ The tables hold the board as it was at some change, and the deltas since then le
 rows: laid over the tables twice, it says the same. Each has a number and a random token. A number alone would not do: a
 database that crashes may lose the last changes, and their numbers are given out again.
 
-Beside its delta each claim leaves a tally: who arrived, started and ended, and whom a limit held back. Stats are the
+Beside its delta each claim leaves its stats: who arrived, started and ended, and whom a limit held back. Stats are the
 sum of these (`stats/keys.py`).
 """
 
@@ -39,17 +39,17 @@ from fairlane.scheduler.board import (
 from fairlane.scheduler.snapshot import (
     AHEAD,
     Arrival,
+    ClaimStats,
     FlowRow,
     GateRow,
-    GateTally,
+    GateStats,
     Head,
     LaneRow,
-    LaneTally,
+    LaneStats,
     Plan,
     Release,
     Snapshot,
     Start,
-    Tally,
 )
 
 MAX_LAG = 1_000
@@ -125,10 +125,10 @@ def settle_debt(board: Board, flow: Flow) -> None:
     flow.dirty = True
 
 
-def rung_gates(policy: Policy, arrivals: Iterable[Arrival]) -> Iterator[bytes]:
+def woken_gates(policy: Policy, arrivals: Iterable[Arrival]) -> Iterator[bytes]:
     """Gates that arrivals change, whether their lanes are known or not."""
-    for bell in arrivals:
-        for gate_id, *_ in policy.rung_gates(bell.priority, bell.keys, resumed=bell.resumed > 0):
+    for event in arrivals:
+        for gate_id, *_ in policy.woken_gates(event.priority, event.keys, resumed=event.resumed > 0):
             yield gate_id
 
 
@@ -137,40 +137,40 @@ def fold_arrivals(board: Board, arrivals: Iterable[Arrival], join_at: float, hea
 
     Up to so many heads of a lane are learned here, without asking the store: where all its jobs are known.
     """
-    for bell in arrivals:
-        for place in board.policy.rung_gates(bell.priority, bell.keys, resumed=bell.resumed > 0):
+    for event in arrivals:
+        for place in board.policy.woken_gates(event.priority, event.keys, resumed=event.resumed > 0):
             gate = board.gate(*place)
-            gate.resume(bell.resumed)
-            gate.arrive(bell.count)
-        lane = board.lanes.get(bell.lane)
-        if bell.count == 0 and not bell.given:
+            gate.resume(event.resumed)
+            gate.arrive(event.count)
+        lane = board.lanes.get(event.lane)
+        if event.count == 0 and not event.given:
             continue
         if lane is None:
-            if bell.count < 0:
+            if event.count < 0:
                 continue
-            lane = board.new_lane(bell.lane, bell.priority, bell.keys, bell.floor)
-        if bell.given:
-            _bring(board, lane, bell.given, bell.given_by)
-        lane.ready += bell.count
+            lane = board.new_lane(event.lane, event.priority, event.keys, event.floor)
+        if event.given:
+            _bring(board, lane, event.given, event.given_by)
+        lane.ready += event.count
         lane.dirty = True
-        if bell.count < 0 or (lane.heads and bell.floor <= lane.heads[-1].position):
+        if event.count < 0 or (lane.heads and event.floor <= lane.heads[-1].position):
             lane.forget_heads()  # one of them is gone, or somebody has joined among them
-        elif bell.count > 0:
+        elif event.count > 0:
             lane.exhausted = False
-        if bell.ref is not None and lane.known_heads == lane.ready - 1 < heads:
-            lane.heads.append(Head(bell.ref, bell.floor, bell.since))
-        if bell.count > 0:
-            lane.floor = min(lane.floor, bell.floor)
-            _enter(board, lane, board.policy.rank(bell.since, bell.priority), bell.floor, join_at)
-        elif bell.count < 0:
+        if event.ref is not None and lane.known_heads == lane.ready - 1 < heads:
+            lane.heads.append(Head(event.ref, event.floor, event.since))
+        if event.count > 0:
+            lane.floor = min(lane.floor, event.floor)
+            _enter(board, lane, board.policy.rank(event.since, event.priority), event.floor, join_at)
+        elif event.count < 0:
             leave_if_empty(board, lane)
 
 
 def _bring(board: Board, lane: Lane, given: Mapping[str, float], given_by: int) -> None:
     """Put the numbers that a job brought along in force, each unless a job that was enqueued later has brought one.
 
-    A bell may come late (its job was delayed, retried, replayed or moved, or its transaction stayed open), so when the
-    number was given decides, and not when it comes: bringing a number again is harmless.
+    A lane event may come late (its job was delayed, retried, replayed or moved, or its transaction stayed open), so
+    when the number was given decides, and not when it comes: bringing a number again is harmless.
     """
     brought = board.policy.brought
     for gate in (*board.gates_of(lane), *board.queue_gates()):
@@ -394,10 +394,10 @@ def encode_removed(removed: Removed) -> bytes:
     return _encode(Delta(removed=removed))
 
 
-def tally(snapshot: Snapshot, board: Board, starts: Iterable[Start]) -> Tally | None:
+def stats(snapshot: Snapshot, board: Board, starts: Iterable[Start]) -> ClaimStats | None:
     """What a claim that is planned so will have done; `None`: it did nothing."""
     now, waited, longest = snapshot.now, 0, 0
-    lanes: dict[bytes, LaneTally] = {}
+    lanes: dict[bytes, LaneStats] = {}
     for start in starts:
         counts = lanes.get(start.lane) or _of(board.lanes[start.lane], lanes)
         counts.started += 1
@@ -407,26 +407,26 @@ def tally(snapshot: Snapshot, board: Board, starts: Iterable[Start]) -> Tally | 
             waited += wait
             if wait > longest:
                 longest = wait
-    for bell in snapshot.arrivals:
+    for event in snapshot.arrivals:
         # As it was folded: what is taken from a lane that nobody knows is taken from nobody.
-        if bell.count and (lane := board.lanes.get(bell.lane)) is not None:
+        if event.count and (lane := board.lanes.get(event.lane)) is not None:
             counts = _of(lane, lanes)
-            counts.arrived += bell.count
-            if bell.count > 0 and bell.since > counts.newest:
-                counts.newest = bell.since
+            counts.arrived += event.count
+            if event.count > 0 and event.since > counts.newest:
+                counts.newest = event.since
     for release in snapshot.releases:
         if (lane := board.lanes.get(release.lane)) is not None:
             counts = lanes.get(release.lane) or _of(lane, lanes)
             add_release(counts, release)
     gates = [
-        GateTally(gate.name, gate.key, gate.waiting > 0, gate.denied)
+        GateStats(gate.name, gate.key, gate.waiting > 0, gate.denied)
         for gate in board.gates.values()
         if gate.waiting or gate.waited or gate.denied
     ]
-    return Tally(now, waited, longest, list(lanes.values()), gates) if lanes or gates else None
+    return ClaimStats(now, waited, longest, list(lanes.values()), gates) if lanes or gates else None
 
 
-def add_release(counts: LaneTally, release: Release) -> None:
+def add_release(counts: LaneStats, release: Release) -> None:
     """Add the ends of claims to what is counted of their lane."""
     counts.ended += release.ended
     counts.failed += release.failed
@@ -436,12 +436,12 @@ def add_release(counts: LaneTally, release: Release) -> None:
     counts.latest = max(counts.latest, release.latest)
 
 
-def _of(lane: Lane, lanes: dict[bytes, LaneTally]) -> LaneTally:
+def _of(lane: Lane, lanes: dict[bytes, LaneStats]) -> LaneStats:
     found = lanes.get(lane.id)
     if found is None:
-        found = lanes[lane.id] = LaneTally(lane.keys, lane.priority)
+        found = lanes[lane.id] = LaneStats(lane.keys, lane.priority)
     return found
 
 
-encode_tally = msgspec.msgpack.Encoder().encode
-decode_tally = msgspec.msgpack.Decoder(Tally).decode
+encode_stats = msgspec.msgpack.Encoder().encode
+decode_stats = msgspec.msgpack.Decoder(ClaimStats).decode

@@ -26,22 +26,22 @@ from fairlane.scheduler.journal import (
     forget_awake,
     free_room,
     leave_if_empty,
-    rung_gates,
     settle_debt,
     sleepers,
+    stats,
     tag_of,
-    tally,
     wake,
+    woken_gates,
 )
 from fairlane.scheduler.snapshot import (
     AHEAD,
     LEAD,
     Ask,
+    GateWakeup,
     Head,
     Pace,
     Plan,
     QueueRow,
-    Ring,
     Snapshot,
     Start,
     Supply,
@@ -67,7 +67,8 @@ SIBLINGS = 4
 
 
 def plan_claims(snapshot: Snapshot, want: int) -> Planning:
-    """Fold the bells, then start up to `want` jobs: never beyond a limit, always the lowest virtual time first."""
+    """Fold the lane events, then start up to `want` jobs: never beyond a limit, always the lowest virtual time
+    first."""
     plan = Working(snapshot, want)
     steps = plan.steps()
     return (yield from ask_for_shared(plan.board, steps) if snapshot.policy.shared_limits else steps)
@@ -107,7 +108,7 @@ class Working:
         self.spare = snapshot.spare_heads
         self.forced: set[int] = set()
         """Positions of jobs that were started out of turn; the store still names them among the heads of lanes."""
-        self.rings: list[Ring] = []
+        self.wakeups: list[GateWakeup] = []
         self.paces = snapshot.ahead is not None and any(each.is_of_starts for each in snapshot.policy.limits)
         """Whoever claims starts jobs at their instants: smooth rates are charged for those."""
         self.ahead = snapshot.ahead or 0
@@ -165,15 +166,15 @@ class Working:
         board.add_gates(snapshot.due_gates)
         new_flows = {
             flow_id
-            for bell in snapshot.arrivals
-            if bell.lane not in board.lanes
-            and (flow_id := self.policy.flow_of(bell.priority, bell.keys)) not in board.flows
+            for event in snapshot.arrivals
+            if event.lane not in board.lanes
+            and (flow_id := self.policy.flow_of(event.priority, event.keys)) not in board.flows
         }
         gates = self._unasked_gates(board.lanes.values()) + self._unasked(g for g, _ in self.policy.queue_gates)
-        for bell in snapshot.arrivals:
-            if bell.given:
-                gates += self._unasked(g for g, _ in self.policy.gates_of(bell.priority, bell.keys))
-        gates += self._unasked(rung_gates(self.policy, snapshot.arrivals))
+        for event in snapshot.arrivals:
+            if event.given:
+                gates += self._unasked(g for g, _ in self.policy.gates_of(event.priority, event.keys))
+        gates += self._unasked(woken_gates(self.policy, snapshot.arrivals))
         board.add_shared(snapshot.shared)
         gates += self._unasked(board.own_gates(snapshot.shared))
         if new_flows or gates or board.has_unknown_shared():
@@ -194,7 +195,7 @@ class Working:
         ]
         if not asks:
             return False
-        # What this leaves asleep although there is room rings again: see `_set_alarm`.
+        # What this leaves asleep although there is room wakes up again: see `_set_alarm`.
         most = ceil(2 * self.want / len(asks)) + 1
         # The store does not know whom this plan has woken: ask for as many more as it has named before.
         spare = SIBLINGS if self.policy.fair else 0
@@ -217,7 +218,7 @@ class Working:
         for each in self.snapshot.forced:
             lane = self.board.lanes.get(each.lane)
             if lane is None or len(self.starts) >= self.want:
-                # Its bell is not folded yet, or there is no slot for it: the next claim will see to it.
+                # Its lane event is not folded yet, or there is no slot for it: the next claim will see to it.
                 continue
             yield from self._learn_gates(lane, self.want)
             self.board.gates_of(lane)
@@ -438,7 +439,7 @@ class Working:
         gate.dirty = True
 
     def _close(self, lane: Lane) -> None:
-        """The first lane of its flow has no more ready jobs. Whatever makes one ready rings a bell."""
+        """The first lane of its flow has no more ready jobs. Whatever makes one ready appends a lane event."""
         flow = lane.flow
         flow.pop()
         self._unwake(lane)
@@ -610,8 +611,8 @@ class Working:
                 *(shared.row() for shared in board.shared.values() if shared.dirty),
                 *(board.retired[gate] for gate in sorted(board.freed)),
             ],
-            self.rings,
-            tally(self.snapshot, board, self.starts),
+            self.wakeups,
+            stats(self.snapshot, board, self.starts),
         )
 
     def _leave_others(self) -> None:
@@ -621,7 +622,7 @@ class Working:
         passed = {gate.shared.id for gate in self.board.gates.values() if gate.shared is not None}
         for shared in self.board.shared.values():
             if shared.dirty and shared.id not in passed:
-                self.rings += shared.leave(self.now, waits=False, is_eager=False)
+                self.wakeups += shared.leave(self.now, waits=False, is_eager=False)
 
     def _unspeak(self) -> None:
         """A later claim may park the flow of a woken lane without seeing the lane: such a lane reserves no room."""
@@ -644,7 +645,7 @@ class Working:
         gate.denied += waits and stops_queue
         if gate.shared is not None:
             is_eager = self.snapshot.listens and len(self.starts) < self.want
-            self.rings += gate.shared.leave(self.now, waits=waits, is_eager=is_eager)
+            self.wakeups += gate.shared.leave(self.now, waits=waits, is_eager=is_eager)
         early = 0
         if waits and self.paces and (rate := gate.smooth) is not None:
             is_near = rate.starts_at(gate, self.soonest) <= self.now + LEAD

@@ -23,15 +23,15 @@ from fairlane.policy.policy import WEIGHT, BoundLimit, Policy
 from fairlane.scheduler.board import IDLE, READY, Board, Flow, Gate, SharedGate, gate_of
 from fairlane.scheduler.journal import lag
 from fairlane.scheduler.snapshot import (
+    ClaimStats,
     Contender,
     FlowRow,
     GateRow,
-    GateTally,
+    GateStats,
     KeptPlaces,
     LaneRow,
     QueueRow,
     SharedGateRow,
-    Tally,
 )
 
 
@@ -42,7 +42,7 @@ class Rebuilt(msgspec.Struct, frozen=True):
     flows: list[FlowRow]
     lanes: list[LaneRow]
     gates: list[GateRow]
-    tally: Tally | None = None
+    stats: ClaimStats | None = None
     """Every lane is woken, so nobody is held back any more."""
 
     @property
@@ -100,7 +100,7 @@ def refuse_to_strand(policy: Policy, lanes: Iterable[LaneRow | WaitingLane]) -> 
         )
     scopes = [policy.fair, *policy.limits]
     # The lanes of a sequence do not know their task.
-    needed = {*policy.stamped_keys, *(name for each in scopes if each for name in each.by)} - {"priority"}
+    needed = {*policy.keys_of_job, *(name for each in scopes if each for name in each.by)} - {"priority"}
     missing = {name: sum(lane.ready for lane in waiting if name not in lane.keys) for name in sorted(needed)}
     name, jobs = max(missing.items(), key=lambda item: item[1], default=("", 0))
     if jobs:
@@ -134,7 +134,7 @@ def rebuild(
     `kept` are places that jobs keep which do not run: only a policy with a sequence asks for them.
     """
     board, known_flows, gates = Board(policy, now, queue), {row.id: row for row in flows}, list(gates)
-    let_go = [GateTally(row.limit, row.key, is_held=False, denied=0) for row in gates if row.waiting > 0]
+    let_go = [GateStats(row.limit, row.key, is_held=False, denied=0) for row in gates if row.waiting > 0]
     for gate_row in gates:
         # Tokens stay spent, also of a key that has no lane any more.
         if (bound := policy.bound_named(gate_row.limit)) is not None:
@@ -178,7 +178,7 @@ def rebuild(
         [flow.row() for flow in board.flows.values()],
         [lane.row() for lane in board.lanes.values()],
         [gate.row() for gate in board.gates.values()],
-        Tally(now, 0, 0, [], let_go) if let_go else None,
+        ClaimStats(now, 0, 0, [], let_go) if let_go else None,
     )
 
 
@@ -194,7 +194,7 @@ def _add_flow(board: Board, row: FlowRow) -> None:
 def _keep_weights(board: Board, queue: QueueRow, flows: Iterable[FlowRow], gates: Iterable[GateRow]) -> None:
     """Flows whose weight a job has brought keep it, also while they have no lane.
 
-    What comes from another partition (`weights_of_strays`) holds here unless a later job has brought another.
+    What comes from another partition (`weights_of_misrouted`) holds here unless a later job has brought another.
     """
     policy = board.policy
     for old in flows:
@@ -337,7 +337,7 @@ def recounted(
     return found
 
 
-class StrayLane(msgspec.Struct, frozen=True):
+class MisroutedLane(msgspec.Struct, frozen=True):
     """A lane whose jobs do not belong here, and the lane that they join."""
 
     was: WaitingLane
@@ -345,13 +345,13 @@ class StrayLane(msgspec.Struct, frozen=True):
     lane: bytes
 
 
-def stray_lanes(policy: Policy, lanes: Iterable[WaitingLane]) -> list[StrayLane]:
+def misrouted_lanes(policy: Policy, lanes: Iterable[WaitingLane]) -> list[MisroutedLane]:
     """The lanes among these whose jobs belong to another partition."""
     place = policy.partition
     if place is None or not place.is_guarded:
         return []
-    homes = ((lane, _home(place, lane.id, lane.keys)) for lane in lanes if place.strays(lane.keys))
-    return [StrayLane(lane, queue, lane_id(queue, lane.priority, lane.keys)) for lane, queue in homes]
+    homes = ((lane, _home(place, lane.id, lane.keys)) for lane in lanes if place.misrouted(lane.keys))
+    return [MisroutedLane(lane, queue, lane_id(queue, lane.priority, lane.keys)) for lane, queue in homes]
 
 
 def _home(place: Partition, lane: bytes, keys: Keys) -> str:
@@ -360,7 +360,7 @@ def _home(place: Partition, lane: bytes, keys: Keys) -> str:
     return partition_name(place.of, partition_of((lane.hex(),), place.width) if home is None else home)
 
 
-def gates_of_strays(policy: Policy, was: int, gates: Iterable[GateRow]) -> list[tuple[str, GateRow]]:
+def gates_of_misrouted(policy: Policy, was: int, gates: Iterable[GateRow]) -> list[tuple[str, GateRow]]:
     """Gates of keys that have lived here, when there were `was` partitions, and move to another one; each with the
     queue that it goes to. It is the same once this partition has learned that the change is over."""
     place = policy.partition
@@ -374,12 +374,12 @@ def gates_of_strays(policy: Policy, was: int, gates: Iterable[GateRow]) -> list[
         if bound is None or bound.is_shared or not place.determines(bound.limit.by) or policy.is_own(bound):
             continue
         keys = dict(zip(bound.limit.by, row.key, strict=True))
-        if place.strays(keys) and not lived_here.strays(keys):
+        if place.misrouted(keys) and not lived_here.misrouted(keys):
             found.append((_home(place, row.id, keys), row))
     return found
 
 
-def weights_of_strays(policy: Policy, was: int, flows: Iterable[FlowRow]) -> list[tuple[str, GateRow]]:
+def weights_of_misrouted(policy: Policy, was: int, flows: Iterable[FlowRow]) -> list[tuple[str, GateRow]]:
     """Weights that jobs have brought for keys that move to another partition. They go with the gates, as if they were
     the bounds of some: in force there, unless a later job has brought another (`rebuild`)."""
     place = policy.partition
@@ -389,7 +389,7 @@ def weights_of_strays(policy: Policy, was: int, flows: Iterable[FlowRow]) -> lis
     found = []
     for flow in flows:
         keys = dict(zip(policy.fair_by, flow.key, strict=True))
-        if flow.given_by and place.strays(keys) and not lived_here.strays(keys):
+        if flow.given_by and place.misrouted(keys) and not lived_here.misrouted(keys):
             row = GateRow(flow.id, WEIGHT, flow.key, 0, 0, 0, 0, None, None, flow.weight, flow.given_by)
             found.append((_home(place, flow.id, keys), row))
     return found

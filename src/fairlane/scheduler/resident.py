@@ -124,15 +124,15 @@ class ResidentBoard:
     ) -> Generator[Ask, Found, Snapshot]:
         """What the plan starts from, with these lanes too."""
         count, queue = max(want, 1), events.queue
-        named = dict.fromkeys(bell.lane for bell in events.releases)
-        named.update(dict.fromkeys(bell.lane for bell in events.arrivals))
+        named = dict.fromkeys(event.lane for event in events.releases)
+        named.update(dict.fromkeys(event.lane for event in events.arrivals))
         named.update(dict.fromkeys(each.lane for each in events.forced))
         named.update(dict.fromkeys(lanes))
         cursor = (queue.cursor, queue.cursor_tie)
         if not self.is_whole:
             ask = Ask(
                 lanes=[lane for lane in named if lane not in self.lanes],
-                gates=[gate for gate in events.rung if gate not in self.gates],
+                gates=[gate for gate in events.woken if gate not in self.gates],
                 scan=self._scan_of_tables(cursor, count),
                 alarms=(self._alarmed, ALARMS_AT_ONCE) if self._alarmed <= events.now else None,
                 but_not=self._known_better(),
@@ -140,7 +140,7 @@ class ResidentBoard:
             if ask.is_of_board:
                 self.adopt((yield ask), ask)
         due = [self.gates[gate] for at, gate in self._alarms[:count] if at <= events.now]
-        due += [self.gates[gate] for gate in events.rung if gate in self.gates]
+        due += [self.gates[gate] for gate in events.woken if gate in self.gates]
         found_lanes = [self.lanes[lane] for lane in named if lane in self.lanes]
         scan = yield from self._scan(cursor, count)
         self.looked_at += len(events.arrivals) + len(events.releases) + len(found_lanes) + len(due)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from fairlane.clock import SECOND, microseconds
 from fairlane.errors import ConfigurationError
-from fairlane.job import SUSPECT_FROM, Claim, NewIds, OnDead, StampedEffects, State
+from fairlane.job import SUSPECT_FROM, BuiltEffects, Claim, NewIds, OnDead, State
 from fairlane.parameters import checked, shown
 from fairlane.redaction import without_secrets
 
@@ -76,7 +76,7 @@ class Done(msgspec.Struct, frozen=True):
     """The handler returned."""
 
     result: bytes | None
-    effects: StampedEffects | None = None
+    effects: BuiltEffects | None = None
     """What is to land with it."""
 
 
@@ -175,7 +175,7 @@ class Settlement(msgspec.Struct, frozen=True):
     """It was lost: `ran` is what is known of it, and says nothing of how long a run takes."""
     suspicion: int = 0
     """What is held against the job from now on. A run that ended by itself has cleared it."""
-    effects: StampedEffects | None = None
+    effects: BuiltEffects | None = None
     """What is written in the same transaction. `DuplicateJob` if a follow-up's id is taken: nothing is applied then.
     Death does not wait for its effects: there, what is taken or cannot be stored is left out."""
     late_effects: int = 0

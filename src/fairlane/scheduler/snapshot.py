@@ -120,7 +120,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """A bell: jobs became ready in a lane (or, with a count below zero, ceased to be)."""
+    """A lane event: jobs became ready in a lane (or, with a count below zero, ceased to be)."""
 
     lane: bytes
     priority: int
@@ -159,7 +159,7 @@ class Contender(msgspec.Struct, frozen=True, gc=False, array_like=True):
     is_eager: bool = False
     """Whoever claimed there last had slots left, and waits to be woken."""
     until: Instant | None = None
-    """It has been rung for its part of the room, which is kept for it until then; `None`: it has not."""
+    """It has been woken for its part of the room, which is kept for it until then; `None`: it has not."""
 
 
 class SharedGateRow(msgspec.Struct, frozen=True, gc=False):
@@ -176,7 +176,7 @@ class SharedGateRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class SharedRelease(msgspec.Struct, frozen=True, gc=False):
-    """A bell: claims that had passed a shared gate ended. The figures are those of `Release`."""
+    """A lane event: claims that had passed a shared gate ended. The figures are those of `Release`."""
 
     gate: bytes
     queue: str
@@ -192,11 +192,11 @@ class SharedRelease(msgspec.Struct, frozen=True, gc=False):
     @property
     def ending(self) -> Release:
         """What limits look at. Neither sequences nor adaptive caps are shared."""
-        figures = self.ended, self.ran, 0.0, self.unstarted, 0.0, self.since, self.failed, self.neutral, self.latest
-        return Release(b"", *figures)
+        stats = self.ended, self.ran, 0.0, self.unstarted, 0.0, self.since, self.failed, self.neutral, self.latest
+        return Release(b"", *stats)
 
 
-class Ring(msgspec.Struct, frozen=True, gc=False):
+class GateWakeup(msgspec.Struct, frozen=True, gc=False):
     """There is room for another queue's lanes: it is to look at this gate of its own."""
 
     queue: str
@@ -235,9 +235,9 @@ class Events(msgspec.Struct, frozen=True):
     policy_since: Instant = 0
     """When this policy came into force: what was claimed before was charged by another one."""
     shared: list[SharedGateRow] = []
-    """Gates of shared limits: those without a key, and those that bells name."""
+    """Gates of shared limits: those without a key, and those that lane events name."""
     shared_releases: list[SharedRelease] = []
-    rung: list[bytes] = []
+    woken: list[bytes] = []
     """Gates that another queue has left room at."""
 
 
@@ -246,7 +246,7 @@ class Snapshot(Events, kw_only=True, frozen=True):
 
     policy: Policy
     lanes: list[Lane] = []
-    """The lanes that the bells name."""
+    """The lanes that the lane events name."""
     scan: Scan = Scan()
     """The first ready flows from the cursor on."""
     due_gates: list[Gate] = []
@@ -312,14 +312,14 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     lane: bytes
     charge: float
     shared: tuple[bytes, ...] = ()
-    """The shared gates that it has passed: its end rings there."""
+    """The shared gates that it has passed: its end is noted there."""
     at: Instant = 0
     """When it counts as started: with the claim, or later."""
     pace: Pace | None = None
     """Within which bounds it must be started, if it passes a smooth rate and whoever claims keeps to them."""
 
 
-class LaneTally(msgspec.Struct, array_like=True, gc=False):
+class LaneStats(msgspec.Struct, array_like=True, gc=False):
     """What a claim did with the jobs of one lane. `arrived` falls below zero where jobs ceased to wait."""
 
     keys: dict[str, str | None]
@@ -334,14 +334,14 @@ class LaneTally(msgspec.Struct, array_like=True, gc=False):
     waited: int = 0
     """Microseconds for which those that started had been ready, added up."""
     newest: Instant = 0
-    """When the last of those that arrived joined the lane, as far as their bells say; 0: none arrived."""
+    """When the last of those that arrived joined the lane, as far as their lane events say; 0: none arrived."""
     lost: int = 0
     """Of those that ended."""
     latest: Instant = 0
     """When the last of those that ended was claimed."""
 
 
-class UnseenLane(LaneTally, array_like=True, gc=False):
+class UnseenLane(LaneStats, array_like=True, gc=False):
     """Jobs of one lane that no claim has seen, of those that brought the same numbers along."""
 
     given: dict[str, float] | None = None
@@ -349,7 +349,7 @@ class UnseenLane(LaneTally, array_like=True, gc=False):
     """The latest position at which one of them was given."""
 
 
-class GateTally(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class GateStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Whether a limit holds anybody of one key back, once a claim is made, and how often it did so in that claim."""
 
     limit: str
@@ -358,15 +358,15 @@ class GateTally(msgspec.Struct, array_like=True, frozen=True, gc=False):
     denied: int
 
 
-class Tally(msgspec.Struct, array_like=True, frozen=True):
+class ClaimStats(msgspec.Struct, array_like=True, frozen=True):
     """What one claim did."""
 
     at: Instant
     waited: int
     """Microseconds that those who started had waited since they were ready, added up."""
     waited_longest: int
-    lanes: list[LaneTally]
-    gates: list[GateTally]
+    lanes: list[LaneStats]
+    gates: list[GateStats]
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -380,8 +380,8 @@ class Plan(msgspec.Struct, frozen=True):
     more: bool
     """Work that could start now was left behind: the next claimer should come at once."""
     shared: list[SharedGateRow] = []
-    rings: list[Ring] = []
-    tally: Tally | None = None
+    wakeups: list[GateWakeup] = []
+    stats: ClaimStats | None = None
     """What the claim did; `None`: nothing happened."""
 
 

@@ -150,7 +150,7 @@ def share_when_all_wait(record: Recording, by: By) -> dict[Name, float]:
 
 def report_by(policy: Policy) -> By:
     """What a policy's keys are reported by: what takes turns, else all that it looks at."""
-    return policy.fair.by if policy.fair else policy.stamped_keys
+    return policy.fair.by if policy.fair else policy.keys_of_job
 
 
 def describe(policy: Policy) -> str:

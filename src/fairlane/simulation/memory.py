@@ -42,7 +42,7 @@ class SharedMemory:
     def __init__(self) -> None:
         self.gates: dict[bytes, SharedGateRow] = {}
         self.releases: list[SharedRelease] = []
-        self.rung: dict[str, set[bytes]] = {}
+        self.woken: dict[str, set[bytes]] = {}
 
 
 FOLDED_AT_ONCE = 1_000
@@ -93,7 +93,7 @@ class MemoryQueue:
         given: dict[str, float] | None = None,
         refs: Sequence[Any] | None = None,
     ) -> list[Head]:
-        """Append jobs to their lane, and ring its bell."""
+        """Append jobs to their lane, and append its lane event."""
         lane = lane_id(self.policy.queue, priority, keys)
         first = self._position + 1
         self._position += count
@@ -107,7 +107,7 @@ class MemoryQueue:
         """Cancel a job that waits."""
         self.jobs[lane].remove(position)
         row = self.board.lanes.get(lane)
-        known = next((bell for bell in self.arrivals if bell.lane == lane), row)
+        known = next((event for event in self.arrivals if event.lane == lane), row)
         assert known is not None, "a lane that nobody has heard of has no jobs"
         self.arrivals.append(Arrival(lane, known.priority, known.keys, -1, position, now))
 
@@ -128,27 +128,27 @@ class MemoryQueue:
         latest = self._claimed_at[start.head.position]
         self._end(start, Release(start.lane, 1, ran, start.charge, 0, 0.0, latest=latest, kept=1))
 
-    def _end(self, start: Start, bell: Release) -> None:
+    def _end(self, start: Start, event: Release) -> None:
         since, task = self._claimed_at.pop(start.head.position), self.board.lanes[start.lane].keys.get("task") or ""
-        self.releases.append(bell)
+        self.releases.append(event)
         self.shared.releases += [
-            SharedRelease(gate, self.policy.queue, task, bell.ended, bell.ran, bell.unstarted, since, 0, 0, since)
+            SharedRelease(gate, self.policy.queue, task, event.ended, event.ran, event.unstarted, since, 0, 0, since)
             for gate in start.shared
         ]
 
     def resume(self, start: Start) -> None:
         """A job is ready again, in its old place."""
         self.jobs[start.lane].put_back(start.head)
-        self._ring_again(start, 1)
+        self._wake_again(start, 1)
 
     def abandon(self, start: Start) -> None:
         """A job that was to be back was cancelled."""
-        self._ring_again(start, 0)
+        self._wake_again(start, 0)
 
-    def _ring_again(self, start: Start, count: int) -> None:
+    def _wake_again(self, start: Start, count: int) -> None:
         row, head = self.board.lanes[start.lane], start.head
-        bell = Arrival(start.lane, row.priority, row.keys, count, head.position, head.ready_at, resumed=1)
-        self.arrivals.append(bell)
+        event = Arrival(start.lane, row.priority, row.keys, count, head.position, head.ready_at, resumed=1)
+        self.arrivals.append(event)
 
     def claim(self, now: Instant, want: int, *, listens: bool = False, ahead: int | None = None, lag: int = 0) -> Plan:
         """Plan and apply one claim."""
@@ -177,9 +177,9 @@ class MemoryQueue:
         self.board.apply(Delta(built.flows, built.lanes, built.gates), Mark(0, NEVER_LOST))
 
     def in_flight(self) -> int:
-        """How many claims have not ended, bells not yet folded included."""
+        """How many claims have not ended, lane events not yet folded included."""
         folded = sum(lane.in_flight for lane in self.board.lanes.values())
-        return folded - sum(bell.ended + bell.unstarted for bell in self.releases)
+        return folded - sum(event.ended + event.unstarted for event in self.releases)
 
     def waiting(self) -> int:
         """How many jobs are ready."""
@@ -200,17 +200,17 @@ class MemoryQueue:
             self.queue,
             arrivals,
             releases,
-            shared=[self.shared.gates[gate] for gate in sorted({bell.gate for bell in shared})],
+            shared=[self.shared.gates[gate] for gate in sorted({event.gate for event in shared})],
             shared_releases=shared,
-            rung=sorted(self.shared.rung.pop(self.policy.queue, set())),
+            woken=sorted(self.shared.woken.pop(self.policy.queue, set())),
         )
 
     def _apply(self, plan: Plan) -> None:
         self.queue = plan.queue
         self.board.note(plan, Mark(0, NEVER_LOST))
         self.shared.gates.update((row.id, row) for row in plan.shared)
-        for ring in plan.rings:
-            self.shared.rung.setdefault(ring.queue, set()).update(() if ring.gate is None else (ring.gate,))
+        for wakeup in plan.wakeups:
+            self.shared.woken.setdefault(wakeup.queue, set()).update(() if wakeup.gate is None else (wakeup.gate,))
         for start in plan.starts:
             self.jobs[start.lane].remove(start.head.position)
 

@@ -134,7 +134,7 @@ class _Play:
         """Ended, and not yet on the way to the store."""
         self.settling: list[Start] = []
         self.settled_at: Instant = 0
-        self.is_hungry = False
+        self.wants_more = False
         """The last claim brought all that it asked for, so there may be more: a free slot is a reason to ask."""
         self.ready = 0
         self.order = 0
@@ -195,7 +195,7 @@ class _Play:
     def _let_arrive(self) -> None:
         now, job = self.now, self.next_job
         while job is not None and job.at <= now:
-            # Jobs that come together for one lane ring one bell, as those of a bulk do.
+            # Jobs that come together for one lane append one lane event, as those of a bulk do.
             kind, at = job.kind, job.at
             together = [_Waiting(job, 1)]
             while (job := next(self.coming, None)) is not None and job.kind is kind and job.at == at:
@@ -241,7 +241,7 @@ class _Play:
             ended_at, _, start = heappop(ends)
             self._let_settle(ended_at)
             self.unsettled.append(start)
-            self.has_reason = self.has_reason or self.is_hungry
+            self.has_reason = self.has_reason or self.wants_more
             if not self.settling:
                 self._send_settlements(ended_at)
         self._let_settle(now)
@@ -289,7 +289,7 @@ class _Play:
         self.ready -= len(plan.starts)
         self.saturation.note(now, plan, is_held_up=self.ready > 0)
         self.claimer_free_at = starts_at if plan.starts else max(starts_at, now + STEP)
-        self.is_hungry = len(plan.starts) >= want
+        self.wants_more = len(plan.starts) >= want
         self.has_reason = plan.more or bool(self.queue.arrivals)
         if self.on_progress is not None:
             self.on_progress(len(record.kind_of))

@@ -17,7 +17,7 @@ from fairlane.scheduler.journal import fold_releases
 from fairlane.scheduler.snapshot import (
     FlowRow,
     GateRow,
-    GateTally,
+    GateStats,
     LaneRow,
     QueueRow,
     Release,
@@ -148,14 +148,14 @@ def is_in_doubt(gate: GateRow, now: Instant) -> bool:
     return gate.in_flight > 0 or gate.tat > now or gate.value == 0
 
 
-def held_now(board: Board, wanted: Iterable[tuple[BoundLimit, Key]]) -> list[GateTally]:
+def held_now(board: Board, wanted: Iterable[tuple[BoundLimit, Key]]) -> list[GateStats]:
     """Of these gates, those that would hold jobs back although nobody waits on them, and those that would hold none
     back although somebody does: no claim has looked since."""
     found = []
     for gate in (board.gates[board.policy.gate_of(*each)] for each in wanted):
         is_shut = gate.room(board.now) <= 0
         if is_shut != (gate.waiting > 0):
-            found.append(GateTally(gate.name, gate.key, is_shut, 0))
+            found.append(GateStats(gate.name, gate.key, is_shut, 0))
     return found
 
 

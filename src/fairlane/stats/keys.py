@@ -1,7 +1,7 @@
 """Stats: sums of the journal. What waits and runs by key, and how the last minutes and hours went.
 
 Nothing here takes part in a claim. Counts are sums of what claims did, so they agree with the lanes at every moment for
-which all tallies are in; a scope that a policy looks at for the first time is counted from the lanes once.
+which all journal entries are in; a scope that a policy looks at for the first time is counted from the lanes once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fairlane.policy.keys import By, select
 from fairlane.policy.limits import smoothed
 from fairlane.policy.policy import BoundLimit, Policy
 from fairlane.scheduler.journal import add_release
-from fairlane.scheduler.snapshot import GateTally, LaneRow, LaneTally, Release, Tally, UnseenLane
+from fairlane.scheduler.snapshot import ClaimStats, GateStats, LaneRow, LaneStats, Release, UnseenLane
 from fairlane.stats.gates import Brought, Came, Ends
 
 MINUTE = 60 * SECOND
@@ -65,7 +65,7 @@ class Span(msgspec.Struct, array_like=True, frozen=True, gc=False, rename={"numb
         return self.ended - self.lost
 
 
-class KeyFigures(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class KeyStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One key of a queue, or several that together are the scope of a limit or of turns."""
 
     by: By
@@ -105,14 +105,14 @@ class KeyFigures(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     def ran(self) -> int:
         return sum(each.ran for each in self.hours)
 
-    def at(self, now: Instant) -> KeyFigures:
+    def at(self, now: Instant) -> KeyStats:
         """As it is now, if nothing has happened since: what is older than a day, or an hour, is forgotten."""
         hours, minutes = _since(self.hours, now // HOUR - HOURS), _since(self.minutes, now // MINUTE - MINUTES)
         if hours is self.hours and minutes is self.minutes:
             return self
         return replace(self, hours=hours, minutes=minutes)
 
-    def and_also(self, other: KeyFigures) -> KeyFigures:
+    def and_also(self, other: KeyStats) -> KeyStats:
         """The same key in two partitions, as one."""
         return replace(
             self,
@@ -182,7 +182,7 @@ class Held(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Sum:
-    """What tallies say of one key."""
+    """What journal entries say of one key."""
 
     arrived: int = 0
     arrived_at: Instant | None = None
@@ -191,7 +191,7 @@ class _Sum:
     held: dict[str, bool] = field(default_factory=dict)
     minutes: dict[int, Span] = field(default_factory=dict)
 
-    def add(self, lane: LaneTally, at: Instant, happened: Span) -> None:
+    def add(self, lane: LaneStats, at: Instant, happened: Span) -> None:
         self.arrived += lane.arrived
         if lane.arrived > 0 or lane.newest:
             self.arrived_at = max(self.arrived_at or 0, min(lane.newest or at, at))
@@ -205,39 +205,39 @@ class _Sum:
 
 
 class Sums:
-    """The sum of the tallies of one queue, in the order of its claims."""
+    """The sum of the journal entries of one queue, in the order of its claims."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._keys: defaultdict[Place, _Sum] = defaultdict(_Sum)
         self._minutes: dict[int, Minute] = {}
 
-    def add(self, tally: Tally) -> None:
-        number = tally.at // MINUTE
+    def add(self, stats: ClaimStats) -> None:
+        number = stats.at // MINUTE
         total = Span(number)
-        for lane in tally.lanes:
+        for lane in stats.lanes:
             happened = Span(
                 number, lane.ended, lane.failed, lane.ran, lane.started, lane.waited, lane.unstarted, lane.lost
             )
             total = _added(total, happened)
             for by in self.policy.scopes:
-                self._keys[by, select(by, lane.keys, lane.priority)].add(lane, tally.at, happened)
+                self._keys[by, select(by, lane.keys, lane.priority)].add(lane, stats.at, happened)
         denied: Counter[str] = Counter()
-        for gate in tally.gates:
+        for gate in stats.gates:
             denied[gate.limit] += gate.denied
-        self.hold(tally.gates)
+        self.hold(stats.gates)
         minute = Minute(
             *astuple(total),
-            arrived=sum(lane.arrived for lane in tally.lanes if lane.arrived > 0),
-            waited_longest=tally.waited_longest,
+            arrived=sum(lane.arrived for lane in stats.lanes if lane.arrived > 0),
+            waited_longest=stats.waited_longest,
             denied=dict(+denied),
-            claimed_in=Within(tally.at, tally.at) if total.claimed else None,
-            ended_in=Within(tally.at, tally.at) if total.ended else None,
+            claimed_in=Within(stats.at, stats.at) if total.claimed else None,
+            ended_in=Within(stats.at, stats.at) if total.ended else None,
         )
         known = self._minutes.get(number)
         self._minutes[number] = minute if known is None else known.and_also(minute)
 
-    def hold(self, gates: Iterable[GateTally]) -> None:
+    def hold(self, gates: Iterable[GateStats]) -> None:
         """Take in what has become of gates."""
         for gate in gates:
             place = place_of_gate(self.policy, gate.limit, gate.key)
@@ -265,7 +265,7 @@ class Sums:
             sums[number] = sums.get(number, Minute(number)).and_also(each)
         return [sums[number] for number in sorted(sums)]
 
-    def over(self, known: Iterable[KeyFigures], now: Instant, places: Iterable[Place]) -> list[KeyFigures]:
+    def over(self, known: Iterable[KeyStats], now: Instant, places: Iterable[Place]) -> list[KeyStats]:
         """These keys as they are now, given what is known of them."""
         stored = {each.place: each for each in known}
         return [self._over(place, stored.get(place), now) for place in places]
@@ -274,8 +274,8 @@ class Sums:
         """How many jobs of a key came that no claim has seen, and when the last of them did."""
         return 0, 0
 
-    def _over(self, place: Place, known: KeyFigures | None, now: Instant) -> KeyFigures:
-        change, known = self._keys.get(place) or _Sum(), known or KeyFigures(by=place[0], key=place[1])
+    def _over(self, place: Place, known: KeyStats | None, now: Instant) -> KeyStats:
+        change, known = self._keys.get(place) or _Sum(), known or KeyStats(by=place[0], key=place[1])
         came, newest = self.came(place)
         sums = reduce(_added, change.minutes.values(), Span(0))
         waiting = max(0, known.waiting + change.arrived + came - sums.claimed)
@@ -320,7 +320,7 @@ class Unseen(msgspec.Struct, frozen=True):
 class Recent(Sums):
     """What the stored stats of a queue lack: claims that nobody has added up, and what no claim has seen."""
 
-    def __init__(self, policy: Policy, now: Instant, tallies: Sequence[Tally], unseen: Unseen, ends: Ends) -> None:
+    def __init__(self, policy: Policy, now: Instant, claims: Sequence[ClaimStats], unseen: Unseen, ends: Ends) -> None:
         super().__init__(policy)
         self.now = now
         self.unseen = unseen
@@ -330,14 +330,14 @@ class Recent(Sums):
         self._arrived: dict[By, dict[Key, int]] = {}
         self._newest: dict[By, dict[Key, Instant]] = {}
         self._brought: dict[str, Brought] = {}
-        self.claims = len(tallies)
-        for tally in tallies:
-            self.add(tally)
+        self.claims = len(claims)
+        for stats in claims:
+            self.add(stats)
         for release in ends.releases:
             if (lane := ends.lanes.get(release.lane)) is not None:
-                ended = LaneTally(*lane)
+                ended = LaneStats(*lane)
                 add_release(ended, release)
-                self.add(Tally(ended_at(release, now), 0, 0, [ended], []))
+                self.add(ClaimStats(ended_at(release, now), 0, 0, [ended], []))
 
     @property
     def ended(self) -> int:
@@ -385,7 +385,7 @@ class Recent(Sums):
         """Whether what is unseen may change gates of this limit: see `fold_arrivals`."""
         if bound.from_job is not None:
             return bool(self.numbers_given(bound))
-        return bound.limit.is_rung_by_arrivals and (self.unseen.events > 0 or bool(self.unseen.resumed))
+        return bound.limit.is_woken_by_arrivals and (self.unseen.events > 0 or bool(self.unseen.resumed))
 
     def needs_lanes(self, bound: BoundLimit) -> bool:
         """Whether `came_to` looks at the unseen lanes."""

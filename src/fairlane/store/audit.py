@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.policy.overrides import Amendment
+from fairlane.policy.overrides import OverrideChange
 from fairlane.scheduler.rebuild import Miscount
 from fairlane.store.procedures import Procedure, query
 from fairlane.store.rows import encode
@@ -62,10 +62,10 @@ class AuditEntry(msgspec.Struct, frozen=True):
     reason: str
 
 
-def describe_amendments(amendments: Sequence[Amendment]) -> tuple[str, str | None, str | None]:
+def describe_amendments(amendments: Sequence[OverrideChange]) -> tuple[str, str | None, str | None]:
     """What one action changed, before and after, as the audit keeps it; what partitions have in common, only once."""
-    before = list(dict.fromkeys(each for amendment in amendments for each in amendment.before))
-    after = list(dict.fromkeys(each for amendment in amendments for each in amendment.after))
+    before = list(dict.fromkeys(each for override_change in amendments for each in override_change.before))
+    after = list(dict.fromkeys(each for override_change in amendments for each in override_change.after))
     target = "; ".join(dict.fromkeys(each.describe(has_ended=not after) for each in after or before))
     return target, encode(before) if before else None, encode(after) if after else None
 

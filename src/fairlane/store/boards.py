@@ -26,7 +26,7 @@ from fairlane.clock import Clock, Instant
 from fairlane.errors import SchemaTooNew, StoreLost, StoreUnavailable
 from fairlane.policy.overrides import Override
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.journal import Delta, Mark, Removed, encode_removed, encode_tally
+from fairlane.scheduler.journal import Delta, Mark, Removed, encode_removed, encode_stats
 from fairlane.scheduler.rebuild import Rebuilt
 from fairlane.scheduler.resident import MOST_RESIDENT, Found, ResidentBoard
 from fairlane.scheduler.snapshot import (
@@ -273,8 +273,8 @@ class HeldBoard:
             yield query(statement, self.number)
         yield from self.put(Delta(rebuilt.flows, rebuilt.lanes, rebuilt.gates), now)
         yield query("replace_state", self.number, *msgspec.structs.astuple(rebuilt.queue), *rebuilt.totals)
-        if rebuilt.tally is not None:
-            yield query("note_told", self.number, encode_tally(rebuilt.tally))
+        if rebuilt.stats is not None:
+            yield query("note_stats", self.number, encode_stats(rebuilt.stats))
 
     def put_gates(self, gates: Sequence[GateRow], now: Instant) -> Procedure[None]:
         """Store gates that the tables held otherwise."""
@@ -316,7 +316,7 @@ LAST_WITHIN = 5.0
 
 class Checkpoints:
     """Has the tables written by `write`, which is given the number of a queue. Where somebody has claimed, `add_up` is
-    given it after that: there may be no worker to add up the tallies of claims."""
+    given it after that: there may be no worker to add up the stats of claims."""
 
     def __init__(
         self, boards: Boards, write: Callable[[int], Awaitable[None]], add_up: Callable[[int], Awaitable[None]]

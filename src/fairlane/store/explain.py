@@ -9,8 +9,8 @@ from fairlane.job import State
 from fairlane.scheduler.explain import (
     COUNTED,
     COUNTED_BESIDE,
-    Examined,
     Facts,
+    GateFacts,
     Holder,
     Subject,
     examine,
@@ -91,7 +91,7 @@ def _peek(queue: str, lanes: Sequence[bytes]) -> Procedure[tuple[ResidentBoard, 
 
 
 def _count_ahead(
-    queue: int, subject: Subject, state: QueueRow, examined: Examined, board: ResidentBoard
+    queue: int, subject: Subject, state: QueueRow, examined: GateFacts, board: ResidentBoard
 ) -> Procedure[tuple[int, int]]:
     """Jobs of its lane, and flows, whose turn comes before."""
     lane, flow = examined.lane, examined.flow

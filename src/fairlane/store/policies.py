@@ -10,28 +10,28 @@ from uuid import uuid4
 import msgspec
 
 from fairlane.clock import Instant
-from fairlane.policy.overrides import Amendment, Override
-from fairlane.policy.overrides import amend as amended
+from fairlane.policy.overrides import Override, OverrideChange
+from fairlane.policy.overrides import change_overrides as amended
 from fairlane.policy.partitions import as_divided
 from fairlane.policy.policy import Policy, check_alike
-from fairlane.scheduler.board import rings_for_all
+from fairlane.scheduler.board import wakeups_for_all
 from fairlane.scheduler.journal import Delta
 from fairlane.scheduler.rebuild import (
-    StrayLane,
+    MisroutedLane,
     WaitingLane,
     carried_gates,
     carried_over,
     counted_in,
-    gates_of_strays,
+    gates_of_misrouted,
     imported,
+    misrouted_lanes,
     rebuild,
     refuse_to_strand,
     shared_tokens,
-    stray_lanes,
     tokens_of_its_own,
     tokens_to_share,
     uncounted,
-    weights_of_strays,
+    weights_of_misrouted,
 )
 from fairlane.scheduler.snapshot import Ask, GateRow, LaneRow
 from fairlane.store.audit import EXPIRY, Note, describe_amendments, record
@@ -219,7 +219,7 @@ def _take_over_shared(policy: Policy, now: Instant) -> Procedure[None]:
             yield query("update_shared_limit", limit.name, document)
             gates = yield on_board(queue, "sharing.gates_of", limit.name)
             gates = carried_over([gate for gate in gates if gate.limit == bound.name], limit, now)
-            yield on_board(queue, "sharing.put", gates, rings_for_all(gates))
+            yield on_board(queue, "sharing.put", gates, wakeups_for_all(gates))
     if found := uncounted(policy, (yield on_board(queue, "sharing.running"))):
         known = yield on_board(queue, "sharing.select", sorted({gate.id for _, gates in found for gate in gates}))
         yield on_board(queue, "sharing.put", counted_in(queue, found, known), ())
@@ -230,9 +230,9 @@ def _take_over_shared(policy: Policy, now: Instant) -> Procedure[None]:
 
 
 @locked
-def amend(
+def change_overrides(
     queues: Sequence[str], put: Sequence[Override], remove: Sequence[str], note: Note
-) -> Procedure[list[Amendment]]:
+) -> Procedure[list[OverrideChange]]:
     """Set and remove overrides of all partitions of a queue, in one transaction with one entry of the audit, under the
     first name; in force at every claimer's next claim. `InvalidOverride` where one has no place. One whose time has
     come ends by itself, and the jobs that it held back are looked at then."""
@@ -242,9 +242,9 @@ def amend(
         found.append((yield on_board(queue, "in_force")))
     # All are asked before any is changed: what one partition refuses is refused.
     amendments = [amended(policy, put, remove) for policy, _ in found]
-    for (policy, now), amendment in zip(found, amendments, strict=True):
-        if amendment.changes:
-            yield from _store(policy, amendment, now)
+    for (policy, now), override_change in zip(found, amendments, strict=True):
+        if override_change.changes:
+            yield from _store(policy, override_change, now)
     if any(each.changes for each in amendments):
         yield from record(note, found[0][1], queues[0], *describe_amendments(amendments))
     return amendments
@@ -256,40 +256,40 @@ def end_expired(queue: str) -> Procedure[None]:
     policy, now = yield on_board(queue, "in_force")
     if not (ended := policy.overrides.expired(now)):
         return
-    amendment = amended(policy, [], [each.id for each in ended])
-    yield from _store(policy, amendment, now)
-    if amendment.changes:
+    override_change = amended(policy, [], [each.id for each in ended])
+    yield from _store(policy, override_change, now)
+    if override_change.changes:
         note = Note(actor=EXPIRY, action="expire")
-        yield from record(note, now, policy.queue, *describe_amendments([amendment]))
+        yield from record(note, now, policy.queue, *describe_amendments([override_change]))
 
 
-def _store(policy: Policy, amendment: Amendment, now: Instant) -> Procedure[None]:
+def _store(policy: Policy, override_change: OverrideChange, now: Instant) -> Procedure[None]:
     """Store overrides, and wake the lanes that may start now: where that may be every lane, the board is rebuilt."""
-    queue, changed = policy.queue, policy.overridden(amendment.overrides)
+    queue, changed = policy.queue, policy.overridden(override_change.overrides)
     number = yield on_board(queue, "number")
-    loaded = (yield on_board(queue, "fold_all")) if amendment.rebuilds else (yield on_board(queue, "load"))
+    loaded = (yield on_board(queue, "fold_all")) if override_change.rebuilds else (yield on_board(queue, "load"))
     yield on_board(queue, "to_tables", loaded)
-    if amendment.rebuilds:
+    if override_change.rebuilds:
         flows, lanes, gates = yield on_board(queue, "select_all")
         kept = yield on_board(queue, "kept_places", policy)
         yield on_board(queue, "replace", rebuild(changed, now, loaded.state, flows, lanes, gates, kept), now)
-    before, after = amendment.before, amendment.after
+    before, after = override_change.before, override_change.after
     yield query("delete_overrides", number, [each.id for each in before])
     yield query("put_overrides", number, [each.id for each in after], [encode(each) for each in after])
-    held = (yield on_board(queue, "ask", Ask(gates=list(amendment.wakes)))).gates
+    held = (yield on_board(queue, "ask", Ask(gates=list(override_change.wakes)))).gates
     yield on_board(queue, "put_gates", carried_gates(changed, now, held), now)
     # A name that no other state of any queue has: a process that has read it has these overrides.
-    yield query("update_amended", number, uuid4().hex, amendment.overrides.expires_at)
+    yield query("update_overridden", number, uuid4().hex, override_change.overrides.expires_at)
     yield query("nudge", number, EVERYONE, None)
     yield query("tell_holders", number)
 
 
-# Partitions. The state of each is its own; jobs go from one to another as facts do, by bells: they have left here, and
-# come there.
+# Partitions. The state of each is its own; jobs go from one to another as facts do, by lane events: they have left
+# here, and come there.
 
 
 @locked
-def rehome(queue: str, limit: int = 1_000) -> Procedure[Advanced]:
+def move_misrouted(queue: str, limit: int = 1_000) -> Procedure[Advanced]:
     """Move waiting jobs of a partition to where they belong, each in its place: up to `limit` ready and as many
     scheduled ones."""
     policy, _ = yield on_board(queue, "in_force")
@@ -297,16 +297,16 @@ def rehome(queue: str, limit: int = 1_000) -> Procedure[Advanced]:
         return Advanced()
     number = yield on_board(queue, "number")
     yield on_board(queue, "checkpoint", (yield on_board(queue, "fold_all")))
-    strays, later = (stray_lanes(policy, lanes) for lanes in (yield from _select_lanes(number)))
+    misrouted, later = (misrouted_lanes(policy, lanes) for lanes in (yield from _select_lanes(number)))
     homes = {}
-    for home in sorted({stray.queue for stray in (*strays, *later)}):
+    for home in sorted({lane.queue for lane in (*misrouted, *later)}):
         homes[home] = yield from queue_number(home)
-    chosen: list[tuple[StrayLane, int]] = []
+    chosen: list[tuple[MisroutedLane, int]] = []
     left = limit
-    for stray in strays:
-        if left > 0 and stray.was.ready > 0:
-            chosen.append((stray, min(stray.was.ready, left)))
-            left -= stray.was.ready
+    for lane in misrouted:
+        if left > 0 and lane.was.ready > 0:
+            chosen.append((lane, min(lane.was.ready, left)))
+            left -= lane.was.ready
     moved: Counter[int] = Counter()
     if chosen:
         rows = [(each.was.id, each.was.floor, most, homes[each.queue], each.lane) for each, most in chosen]
@@ -317,8 +317,8 @@ def rehome(queue: str, limit: int = 1_000) -> Procedure[Advanced]:
         moved.update(dict(map(tuple, found)))
     for number, count in moved.items():
         yield query("nudge", number, count, None)
-    waiting = sum(stray.was.ready for stray in (*strays, *later)) - moved.total()
-    running = sum(stray.was.in_flight for stray in strays)
+    waiting = sum(lane.was.ready for lane in (*misrouted, *later)) - moved.total()
+    running = sum(lane.was.in_flight for lane in misrouted)
     return Advanced(moved=moved.total(), waiting=max(0, waiting), running=running)
 
 
@@ -333,13 +333,13 @@ _lanes_seen = run_by(Terms(writes=True, is_together=True, is_durable=False, lock
 
 
 def lanes(queue: str, *, keeps: bool = False) -> Work[list[WaitingLane]]:
-    """The lanes of jobs that wait or run, and those that scheduled jobs will join, once bells are folded as a claim
-    would. Nothing is changed unless it `keeps` what it has folded."""
+    """The lanes of jobs that wait or run, and those that scheduled jobs will join, once lane events are folded as a
+    claim would. Nothing is changed unless it `keeps` what it has folded."""
     return (_lanes_folded if keeps else _lanes_seen)(queue)
 
 
 def _select_lanes(queue: int) -> Procedure[tuple[list[WaitingLane], list[WaitingLane]]]:
-    """Lanes of jobs that are ready or run, as far as bells have been folded; and those of scheduled jobs."""
+    """Lanes of jobs that are ready or run, as far as lane events have been folded; and those of scheduled jobs."""
     used = yield query("select_lanes_in_use", queue)
     later = yield query("select_scheduled_lanes", queue)
     return [_waiting(*row) for row in used], [_waiting(*row) for row in later]
@@ -356,4 +356,4 @@ def gates_that_move(queue: str, was: int) -> Procedure[list[tuple[str, GateRow]]
     policy = (yield from _known(queue)).policy
     yield on_board(queue, "checkpoint", (yield on_board(queue, "load")))
     flows, _, gates = yield on_board(queue, "select_all")
-    return gates_of_strays(policy, was, gates) + weights_of_strays(policy, was, flows)
+    return gates_of_misrouted(policy, was, gates) + weights_of_misrouted(policy, was, flows)

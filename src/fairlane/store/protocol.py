@@ -15,7 +15,7 @@ import msgspec
 from fairlane.clock import Instant, microseconds
 from fairlane.errors import InvalidPolicy
 from fairlane.job import Claim, JobRecord, NewJob, State
-from fairlane.policy.overrides import Amendment, Override
+from fairlane.policy.overrides import Override, OverrideChange
 from fairlane.policy.partitions import as_divided
 from fairlane.policy.policy import Policy
 from fairlane.policy.unique import NO_KEYS, Conflict, Holder, OnReplayConflict
@@ -30,20 +30,20 @@ from fairlane.store.procedures import Procedure, Work
 from fairlane.store.records import QueueCounts as QueueCounts
 from fairlane.store.rows import Declared
 from fairlane.store.stats import Moment, of_one_moment
-from fairlane.store.stats_values import Tallied
+from fairlane.store.stats_values import AddedUp
 from fairlane.store.upkeep import Pruned as Pruned
 from fairlane.store.upkeep import Retention as Retention
 
 T = TypeVar("T")
 
 FOLD_AT_MOST = 1_000
-"""Arrival bells folded by one claim: activating a lane has a cost, and releases must not wait behind a flood."""
+"""Arrival events folded by one claim: activating a lane has a cost, and releases must not wait behind a flood."""
 RELEASES_AT_MOST = 4_000
-"""Release bells folded by one claim."""
+"""Release events folded by one claim."""
 PROMOTE_AT_MOST = 1_000
 """Scheduled jobs that one claim makes ready."""
 LANES_PER_SCANNED_FLOW = 2
-LAST_TALLIES = 5_000
+LAST_CLAIMS = 5_000
 """Claims that are added up together when a worker stops."""
 EVER = 1 << 62
 AT_CHECKPOINT = 1_000
@@ -74,7 +74,8 @@ class Claimed(msgspec.Struct, frozen=True):
     next_due: Instant | None
     """When something opens by itself: a scheduled job, a rate, a lease's end. `None`: nothing in sight."""
     more: bool
-    """Work that could start was left behind, or bells were not all folded: claim again at once if slots are free."""
+    """Work that could start was left behind, or lane events were not all folded: claim again at once if slots are
+    free."""
     look_again: bool
     """The waiter was registered while a producer's transaction may have been open: claim again shortly."""
     vtime: float | None = None
@@ -82,7 +83,7 @@ class Claimed(msgspec.Struct, frozen=True):
     is_limited: bool | None = None
     """The queue has limits: what is claimed and has not started holds slots and tokens. `None`: as far as is known."""
     folded: int = 0
-    """Bells that this claim has folded."""
+    """Lane events that this claim has folded."""
     at: Instant = 0
     """Queue time of the claim; 0: not known."""
     paces: dict[UUID, Pace] = {}
@@ -134,7 +135,7 @@ class Looked(msgspec.Struct, frozen=True):
     next_due: Instant | None
     """As in `Claimed`."""
     look_again: bool
-    """Something may have been missed: bells that were not all folded, a producer's open transaction."""
+    """Something may have been missed: lane events that were not all folded, a producer's open transaction."""
 
 
 class Renewed(msgspec.Struct, frozen=True):
@@ -157,7 +158,7 @@ class Reaped(msgspec.Struct, frozen=True):
 
 
 class Listener(Protocol):
-    """A worker's ear. One per process; it hears what concerns the queues it waits for and the jobs it runs."""
+    """A worker's listener, one per process: it hears what concerns the queues it waits for and the jobs it runs."""
 
     async def wait(self, until: Instant | None) -> bool:
         """Return True at a nudge (work to claim, a job to cancel, a schedule to fire), False once `until` has come."""
@@ -244,8 +245,8 @@ class Store(Protocol):
     async def count_ready(self, policy: Policy, gates: Sequence[bytes], tx: Any = None) -> dict[bytes, int]:
         """How many jobs are ready, by these gates of a queue's backlogs, with those that no claim has seen yet.
 
-        With the caller's transaction, its own jobs are among them. It scans no backlog: bells that have piled up are
-        folded, as a claim would.
+        With the caller's transaction, its own jobs are among them. It scans no backlog: lane events that have piled up
+        are folded, as a claim would.
         """
         counts, is_partial = await self.run(records.count_ready(policy, gates), tx)
         if is_partial:
@@ -257,16 +258,16 @@ class Store(Protocol):
         """The policy in force, with what operators have changed."""
         return await self.run(policies.in_force(queue))
 
-    async def amend(
+    async def change_overrides(
         self, queues: Sequence[str], put: Sequence[Override], remove: Sequence[str], note: Note
-    ) -> list[Amendment]:
-        """Set and remove overrides: see `policies.amend`."""
-        return await self.run(policies.amend(queues, put, remove, note))
+    ) -> list[OverrideChange]:
+        """Set and remove overrides: see `policies.change_overrides`."""
+        return await self.run(policies.change_overrides(queues, put, remove, note))
 
     async def enqueue(
         self, jobs: Sequence[NewJob], tx: Any = None, progress: Callable[[int], None] | None = None
     ) -> dict[UUID, Conflict]:
-        """Store jobs and ring their lanes' bells; durable on return, or with the caller's transaction `tx`.
+        """Store jobs and append the events of their lanes; durable on return, or with the caller's transaction `tx`.
 
         All or none: `DuplicateJob` if one has an id that a job has already. A store that tries again after a lost
         connection knows its own jobs, and stores them once. Returned is what met a unique key that another job holds,
@@ -388,7 +389,7 @@ class Store(Protocol):
         return await self.run(records.counts(queue))
 
     async def listen(self, worker: WorkerIdentity) -> Listener:
-        """Open this worker's ear."""
+        """Open this worker's listener."""
         ...
 
     async def wait_until_ended(self, job: UUID, until: Instant | None) -> JobRecord:
@@ -418,7 +419,7 @@ class Store(Protocol):
         again from the beginning, if the database breaks off. What there is to ask are the methods of `Moment`."""
         return await self.run(of_one_moment(question))
 
-    async def tally(self, queue: str, limit: int = 500, rest: int = 0) -> Tallied:
+    async def add_up(self, queue: str, limit: int = 500, rest: int = 0) -> AddedUp:
         """Add up to `limit` claims of a queue to its stats, unless somebody else is at it; forget what is old.
 
         Nothing is done if somebody was at it within the last `rest` microseconds, and no more than `limit` wait.
@@ -432,13 +433,13 @@ class Store(Protocol):
         await self._add_all_up(queue)
 
     async def _add_all_up(self, queue: str) -> None:
-        """Add up all tallies, and count keys that the policy looks at for the first time."""
-        while (await self.tally(queue, LAST_TALLIES)).more:
+        """Add up all journal entries, and count keys that the policy looks at for the first time."""
+        while (await self.add_up(queue, LAST_CLAIMS)).more:
             pass
 
     async def _add_some_up(self, queue: str) -> None:
         """The tables of a queue were written. Perhaps no worker is there to add up, and nobody but those who claim."""
-        if (await self.tally(queue, AT_CHECKPOINT, EVER)).more:
+        if (await self.add_up(queue, AT_CHECKPOINT, EVER)).more:
             await self._add_all_up(queue)
 
     async def health(self, *, brief: bool = False) -> Health:

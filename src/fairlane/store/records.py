@@ -10,7 +10,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.job import AttemptRecord, Claim, JobRecord
-from fairlane.policy.backlog import add_bells
+from fairlane.policy.backlog import add_events
 from fairlane.policy.policy import Policy
 from fairlane.stats.keys import DAY
 from fairlane.store.audit import LAST_ENTRY, AuditEntry, entry_of
@@ -45,7 +45,7 @@ from fairlane.store.stats_values import WorkerReport
 T = TypeVar("T")
 
 UNFOLDED_AT_MOST = 200
-"""Bells of arrivals that a producer adds up by itself. More of them are folded first: perhaps nobody claims."""
+"""Lane events of arrivals that a producer adds up by itself. More of them are folded first: perhaps nobody claims."""
 
 
 @look
@@ -122,13 +122,13 @@ def report(worker: UUID, latest: WorkerReport | None) -> Procedure[None]:
 
 
 class QueueCounts(msgspec.Struct, frozen=True):
-    """How many jobs of a queue are where. `ready` and `running` come from folded bells, not from a scan."""
+    """How many jobs of a queue are where. `ready` and `running` come from folded lane events, not from a scan."""
 
     ready: int
     running: int
     parked_lanes: int
-    bells: int
-    """Bells that no claim has folded yet."""
+    events: int
+    """Lane events that no claim has folded yet."""
 
 
 @look
@@ -139,11 +139,12 @@ def counts(queue: str) -> Procedure[QueueCounts]:
 
 @look
 def count_ready(policy: Policy, gates: Sequence[bytes]) -> Procedure[tuple[dict[bytes, int], bool]]:
-    """Ready jobs by gate, and whether so many bells wait that they should be folded: not all of them were counted."""
+    """Ready jobs by gate, and whether so many lane events wait that they should be folded: not all of them were
+    counted."""
     found = yield query("count_ready", (yield on_board(policy.queue, "number")), list(gates), UNFOLDED_AT_MOST + 1)
     counts = dict.fromkeys(gates, 0) | {gate: count for gate, count, _, _ in found if gate is not None}
-    bells = [(priority, decode_keys(keys), count) for gate, count, priority, keys in found if gate is None]
-    return add_bells(policy, counts, bells), len(bells) > UNFOLDED_AT_MOST
+    events = [(priority, decode_keys(keys), count) for gate, count, priority, keys in found if gate is None]
+    return add_events(policy, counts, events), len(events) > UNFOLDED_AT_MOST
 
 
 @look

@@ -101,14 +101,14 @@ async def _take_over_overrides(store: Store, first: Declared, queue: str, note: 
     gone = [each.id for each in known if each not in wanted]
     put = [each for each in wanted if each not in known]
     if gone or put:
-        await store.amend([queue], put, gone, note)
+        await store.change_overrides([queue], put, gone, note)
 
 
 async def _move(store: Store, known: Mapping[int, Declared], limit: int) -> Advanced:
     first = known[0].policy
     assert first.partition is not None
     names = [partition_name(first.partition.of, index) for index in (0, *others(first, known))]
-    found = [await store.run(policies.rehome(name, limit)) for name in names]
+    found = [await store.run(policies.move_misrouted(name, limit)) for name in names]
     settled_at = (first.partition.since or 0) + LEARNED_AFTER
     return Advanced(
         moved=sum(each.moved for each in found),

@@ -107,16 +107,16 @@ def fire_schedule(row: ScheduleRow, fired: Fired, jobs: Sequence[NewJob]) -> Pro
     return True
 
 
-def amend_schedule(
+def change_schedule(
     name: str, entry: Note, *, is_paused: bool | None = None, next_at: Instant | None = None
 ) -> Work[ScheduleRow | None]:
     """Pause or resume a schedule (from `next_at` on), or trigger it once if neither is given; recorded. Returns how
     it stands now; `None`: there is none of this name."""
-    return _amend_schedule(name, entry, is_paused, next_at, [])
+    return _change_schedule(name, entry, is_paused, next_at, [])
 
 
 @transaction
-def _amend_schedule(
+def _change_schedule(
     name: str, entry: Note, is_paused: bool | None, next_at: Instant | None, tried: list[str]
 ) -> Procedure[ScheduleRow | None]:
     found = yield query("lock_schedule", name)
@@ -130,7 +130,7 @@ def _amend_schedule(
     paused, due, triggers = row.is_paused, row.next_at, row.triggers + 1
     if is_paused is not None:
         paused, due, triggers = is_paused, row.next_at if is_paused else next_at, row.triggers
-    changed = yield query("amend_schedule", row.name, paused, due, triggers)
+    changed = yield query("change_schedule", row.name, paused, due, triggers)
     yield from record(entry, (yield NOW), entry.queue, f"schedule {row.name}", None, None)
     yield query("announce_schedules")
     return _row(changed[0])

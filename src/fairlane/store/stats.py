@@ -1,8 +1,8 @@
 """Stats as people read them: written once, as procedures that ask a store for named statements.
 
 Everything that is asked of one `Moment` is of one snapshot of the database. It combines the
-stored sums with the tallies that nobody has added up, and with what has happened that no claim has seen. Nothing here
-changes anything.
+stored sums with the journal entries that nobody has added up, and with what has happened that no claim has seen.
+Nothing here changes anything.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from fairlane.policy.partitions import whole_of
 from fairlane.policy.policy import WEIGHT, BoundLimit, Policy
 from fairlane.scheduler.board import Board, Gate
 from fairlane.scheduler.explain import OWN_LANES, Facts, Subject, siblings_of
-from fairlane.scheduler.journal import Tail, decode_tally
+from fairlane.scheduler.journal import Tail, decode_stats
 from fairlane.scheduler.resident import Found, upcoming
 from fairlane.scheduler.snapshot import (
     Ask,
     FlowRow,
     Forced,
     LaneRow,
-    LaneTally,
+    LaneStats,
     Release,
     SharedGateRow,
     SharedRelease,
@@ -49,7 +49,7 @@ from fairlane.stats.gates import (
 from fairlane.stats.keys import (
     DAY,
     MINUTE,
-    KeyFigures,
+    KeyStats,
     Minute,
     Place,
     Recent,
@@ -92,7 +92,7 @@ from fairlane.store.stats_values import (
     KeyPage,
     KeySort,
     LanesCounted,
-    QueueFigures,
+    QueueStats,
     WorkerSeen,
     key_scope,
     service_of,
@@ -101,7 +101,7 @@ from fairlane.store.stats_values import (
 
 T = TypeVar("T")
 Key = tuple[str | None, ...]
-Named = tuple[str, KeyFigures]
+Named = tuple[str, KeyStats]
 """A key, and the partition that it is in."""
 Wanted = tuple[BoundLimit, Key]
 """A limit, and the key that it is asked for."""
@@ -158,7 +158,7 @@ class Moment:
             raise not_among(queue, policies)
         return policies[queue].policy
 
-    def survey(self, queues: Sequence[str]) -> Procedure[list[QueueFigures]]:
+    def survey(self, queues: Sequence[str]) -> Procedure[list[QueueStats]]:
         """These queues at a glance, in a fixed number of statements however many they are."""
         recents = yield from self._recents_of(queues)
         found = yield query("survey", list(recents), COUNTED_AT_MOST, self.now)
@@ -166,21 +166,21 @@ class Moment:
         lapsed = dict(map(tuple, (yield query("count_lapsed", list(recents), self.now, COUNTED_AT_MOST))))
         dead: dict[str | None, int] = dict(map(tuple, (yield query("count_newest_dead", COUNTED_AT_MOST))))
         has_all_dead = dead.pop(None, sum(dead.values())) < COUNTED_AT_MOST
-        figures = []
+        stats = []
         oldest = yield from self._oldest_in([row[0] for row in found if row[1] > 0])
         for name, ready, running, scheduled, counted_at, hours in found:
             recent = recents[name]
             unseen = recent.unseen
             waiting = max(0, ready + unseen.ready)
             since = [each for each in (oldest.get(name), unseen.oldest) if each is not None and waiting]
-            figures.append(
-                QueueFigures(
+            stats.append(
+                QueueStats(
                     queue=name,
                     ready=waiting,
                     running=max(0, running - recent.ended),
                     lapsed=lapsed.get(name, 0),
                     unseen=max(0, unseen.ready),
-                    bells=unseen.events + len(recent.ends.releases),
+                    events=unseen.events + len(recent.ends.releases),
                     scheduled=Counted(scheduled, scheduled < COUNTED_AT_MOST),
                     dead=Counted(dead.get(name, 0), has_all_dead),
                     held=held_by_limit((each.held_by, each.waiting) for each in held[name]),
@@ -191,7 +191,7 @@ class Moment:
                     hours=recent.over_hours(stats_rows.decode_hours(hours), self.now),
                 )
             )
-        return figures
+        return stats
 
     def _held_in(self, recents: Mapping[str, Recent]) -> Procedure[dict[str, list[KeySums]]]:
         """By queue, the keys that limits and pauses hold back now, as far as those are in force."""
@@ -209,8 +209,8 @@ class Moment:
             for name, recent in recents.items()
             for by, key in recent.places
         ]
-        for name, figures in (yield from self._over(recents, changed)):
-            held[name].append(KeySums.of(figures))
+        for name, stats in (yield from self._over(recents, changed)):
+            held[name].append(KeySums.of(stats))
         for name, several in held.items():
             policy = recents[name].policy
             limits = {limit for each in several for limit in each.held_by}
@@ -255,7 +255,7 @@ class Moment:
             sums = yield from self._held_in(recents)
         else:
             changed = yield from self._changed(recents, by)
-            known = {stats_rows.key_text(figures.key) for _, figures in changed}
+            known = {stats_rows.key_text(stats.key) for _, stats in changed}
             changed = stats_rows.matching(changed, sought)
             if any(len(recent.arrived(by)) > MANY for recent in recents.values()):
                 stored = {
@@ -296,8 +296,8 @@ class Moment:
         ]
         listed = [(name, scope, key) for _, name, key, scope in nsmallest(limit, held)]
         found = {
-            (name, key_scope(figures.by), stats_rows.key_text(figures.key)): figures
-            for name, figures in (yield from self._over(recents, listed))
+            (name, key_scope(stats.by), stats_rows.key_text(stats.key)): stats
+            for name, stats in (yield from self._over(recents, listed))
         }
         return [(name, found[name, scope, key]) for name, scope, key in listed]
 
@@ -315,15 +315,15 @@ class Moment:
         """Keys as they are now, each by its queue, scope and name."""
         if not listed:
             return []
-        stored = _by_name((yield query("select_keys", Rows(listed, 3))), stats_rows.key_figures)
+        stored = _by_name((yield query("select_keys", Rows(listed, 3))), stats_rows.key_stats)
         places: dict[str, dict[Place, None]] = {}
         for name, scope, key in listed:
             places.setdefault(name, {})[stats_rows.place_of(scope, key)] = None
         yield from self._load_lanes(places)
         return [
-            (name, figures)
+            (name, stats)
             for name, each in places.items()
-            for figures in recents[name].over(stored.get(name, ()), self.now, each)
+            for stats in recents[name].over(stored.get(name, ()), self.now, each)
         ]
 
     # What the stored stats do not say.
@@ -334,11 +334,11 @@ class Moment:
         declared = yield from self.policies()
         policies = {name: declared[name].policy for name in queues if name in declared}
         if fresh := [name for name in policies if name not in self._recents]:
-            tallies = _by_name((yield query("select_told_of", fresh)), decode_tally)
+            claims = _by_name((yield query("select_stats_of", fresh)), decode_stats)
             unseen = yield from self._unseen_in({name: policies[name] for name in fresh})
             ends = yield from self._ends_of(fresh)
             for name in fresh:
-                self._recents[name] = Recent(policies[name], self.now, tallies.get(name, ()), unseen[name], ends[name])
+                self._recents[name] = Recent(policies[name], self.now, claims.get(name, ()), unseen[name], ends[name])
             yield from self._load_lanes([name for name in fresh if unseen[name].events <= MANY])
             yield from self._hold({name: self._recents[name] for name in fresh})
         if with_lanes:
@@ -443,11 +443,11 @@ class Moment:
         used = yield from _select("select_shared_in_use", {bound.limit.name or "" for _, bound in shared}, self.now)
         for limit, key in ((limit, decode_key(key)) for limit, key in used):
             named += [(name, limit, key) for name, bound in shared if bound.name == limit and key]
-        rung: dict[str, set[bytes]] = {name: set() for name in sharing}
-        for name, gate in (yield from _select("select_rung", sharing)):
-            rung[name].add(gate)
-        owners = {gate: name for name, gates in rung.items() for gate in gates}
-        left = yield from self._left("gates", "select_gates_named", rung, gate_row)
+        woken: dict[str, set[bytes]] = {name: set() for name in sharing}
+        for name, gate in (yield from _select("select_woken_gates", sharing)):
+            woken[name].add(gate)
+        owners = {gate: name for name, gates in woken.items() for gate in gates}
+        left = yield from self._left("gates", "select_gates_named", woken, gate_row)
         return named + [(owners[gate.id], gate.limit, gate.key) for gate in left]
 
     def tails(self, queues: Iterable[str]) -> Procedure[dict[str, Tail]]:
@@ -520,12 +520,12 @@ class Moment:
         board = (yield from self.boards({queue: gates.values()}))[queue]
         return [LaneNow(lane, first_shut(board, lane.priority, lane.keys)) for lane in lanes]
 
-    def lanes_in(self, flows: Mapping[str, Iterable[Key]]) -> Procedure[dict[tuple[str, Key], list[LaneTally] | None]]:
+    def lanes_in(self, flows: Mapping[str, Iterable[Key]]) -> Procedure[dict[tuple[str, Key], list[LaneStats] | None]]:
         """The jobs that wait in these flows now, by lane, each flow by its queue and key; `None`: in many lanes."""
         policies, tails = (yield from self.policies()), (yield from self.tails(list(flows)))
         recents = yield from self._recents_of(list(flows), with_lanes=True)
         places = {policies[name].policy.flow_of_key(key): (name, key) for name, keys in flows.items() for key in keys}
-        found: dict[tuple[str, Key], list[LaneTally]] = {place: [] for place in places.values()}
+        found: dict[tuple[str, Key], list[LaneStats]] = {place: [] for place in places.values()}
         stored = yield query(
             "select_lanes_of_flows", [name for name, _ in places.values()], list(places), LANES_EACH + 1
         )
@@ -534,7 +534,7 @@ class Moment:
         rows += [row for tail in tails.values() for row in tail.lanes.values() if row is not None]
         for row in rows:
             if row.flow in places:
-                found[places[row.flow]].append(LaneTally(row.keys, row.priority, row.ready))
+                found[places[row.flow]].append(LaneStats(row.keys, row.priority, row.ready))
         for name, recent in recents.items():
             policy = policies[name].policy
             for came in recent.lanes or ():
@@ -577,7 +577,7 @@ class Moment:
     def scheduled_by_lane(self, queues: Sequence[str]) -> Procedure[LanesCounted]:
         """The jobs that are due next, up to `COUNTED_AT_MOST`, by lane."""
         found = yield query("select_scheduled_by_lane", list(queues), COUNTED_AT_MOST, self.now)
-        lanes = [LaneTally(decode_keys(keys), priority, count) for priority, keys, count in found]
+        lanes = [LaneStats(decode_keys(keys), priority, count) for priority, keys, count in found]
         return LanesCounted(lanes, sum(lane.arrived for lane in lanes) < COUNTED_AT_MOST)
 
     def boards(self, wanted: Mapping[str, Iterable[Wanted]]) -> Procedure[dict[str, Board]]:
@@ -640,12 +640,12 @@ class Moment:
         loaded = yield on_board(queue, "load")
         policy, board = loaded.policy, loaded.board
         flow = policy.flow_of(int(keys.get("priority") or 0), keys)
-        arrivals = [bell for bell in loaded.arrivals if policy.flow_of(bell.priority, bell.keys) == flow]
+        arrivals = [event for event in loaded.arrivals if policy.flow_of(event.priority, event.keys) == flow]
         all_forced: list[Forced] = yield on_board(queue, "forced", limit)
-        named = {bell.lane for bell in arrivals} | {each.lane for each in all_forced}
+        named = {event.lane for event in arrivals} | {each.lane for each in all_forced}
         known = yield from answered(queue, board.find(flows=[flow], lanes=sorted(named)), _with_parked)
         lanes = [lane.row() for lane in board.lanes.values() if lane.flow.id == flow]
-        its_own = {lane.id for lane in lanes} | {bell.lane for bell in arrivals}
+        its_own = {lane.id for lane in lanes} | {event.lane for event in arrivals}
         forced = [each for each in all_forced if each.lane in its_own]
         found = known.flows[0] if known.flows else None
         coming = upcoming(policy, self.now, found, lanes, arrivals, forced, limit)

@@ -15,7 +15,7 @@ from fairlane.clock import Instant
 from fairlane.errors import ConfigurationError
 from fairlane.policy.keys import KEYS_REMEMBERED, By
 from fairlane.scheduler.snapshot import UnseenLane
-from fairlane.stats.keys import HOUR, HOURS, KeyFigures, Minute, Place, Span
+from fairlane.stats.keys import HOUR, HOURS, KeyStats, Minute, Place, Span
 from fairlane.store.rows import encode
 from fairlane.store.stats_values import KeyPage, KeySort, WorkerReport, key_scope
 
@@ -23,7 +23,7 @@ Row = Sequence[Any]
 
 _read_hours = msgspec.json.Decoder(tuple[Span, ...]).decode
 _encode_figures = msgspec.msgpack.Encoder().encode
-_read_figures = msgspec.msgpack.Decoder(KeyFigures).decode
+_read_figures = msgspec.msgpack.Decoder(KeyStats).decode
 _read_key = msgspec.json.Decoder(tuple[str | None, ...]).decode
 decode_minute = msgspec.json.Decoder(Minute).decode
 
@@ -66,25 +66,25 @@ def sought(search: str) -> str | None:
     return None if "\x00" in search else search.lower()
 
 
-def key_figures(waiting: int, running: int, held_by: str | None, figures: bytes) -> KeyFigures:
+def key_stats(waiting: int, running: int, held_by: str | None, stats: bytes) -> KeyStats:
     """A row of a key as its figures. What counting anew sets is in columns of its own."""
-    known = _read_figures(figures)
+    known = _read_figures(stats)
     return replace(known, waiting=waiting, running=running, held_by=known.held_by if held_by is not None else ())
 
 
-def parameters(figures: KeyFigures) -> Row:
+def parameters(stats: KeyStats) -> Row:
     """The same figures, to be stored: with what lists are sorted and searched by, and when to look at them again."""
     return (
-        key_scope(figures.by),
-        key_text(figures.key),
-        label_of(figures.key),
-        figures.waiting,
-        figures.running,
-        figures.ended,
-        figures.started_at,
-        encode(figures.held_by) if figures.held_by else None,
-        (figures.hours[0].number + HOURS) * HOUR if figures.hours else None,
-        _encode_figures(figures),
+        key_scope(stats.by),
+        key_text(stats.key),
+        label_of(stats.key),
+        stats.waiting,
+        stats.running,
+        stats.ended,
+        stats.started_at,
+        encode(stats.held_by) if stats.held_by else None,
+        (stats.hours[0].number + HOURS) * HOUR if stats.hours else None,
+        _encode_figures(stats),
     )
 
 
@@ -107,8 +107,8 @@ class KeyPlace(msgspec.Struct, frozen=True, array_like=True):
     queue: str
 
     @classmethod
-    def of(cls, sort: KeySort, queue: str, figures: KeyFigures) -> KeyPlace:
-        return cls(sort, -_sorted_by(sort, figures), key_text(figures.key), queue)
+    def of(cls, sort: KeySort, queue: str, stats: KeyStats) -> KeyPlace:
+        return cls(sort, -_sorted_by(sort, stats), key_text(stats.key), queue)
 
     @property
     def order(self) -> tuple[int, bytes, bytes]:
@@ -132,7 +132,7 @@ class KeyPlace(msgspec.Struct, frozen=True, array_like=True):
         return place
 
 
-def page_of(found: Iterable[tuple[str, KeyFigures]], sort: KeySort, place: KeyPlace | None, limit: int) -> KeyPage:
+def page_of(found: Iterable[tuple[str, KeyStats]], sort: KeySort, place: KeyPlace | None, limit: int) -> KeyPage:
     """What a list has after that place, where these are all that a search finds."""
     placed = sorted(
         ((KeyPlace.of(sort, *each), each) for each in found),
@@ -143,7 +143,7 @@ def page_of(found: Iterable[tuple[str, KeyFigures]], sort: KeySort, place: KeyPl
     return KeyPage([each for _, each in listed[:limit]], after)
 
 
-def matching(found: Iterable[tuple[str, KeyFigures]], sought: str) -> list[tuple[str, KeyFigures]]:
+def matching(found: Iterable[tuple[str, KeyStats]], sought: str) -> list[tuple[str, KeyStats]]:
     """Of these keys, those that are listed where this is searched for: they are short enough, and not idle."""
     return [
         each
@@ -168,9 +168,9 @@ class KeySums(msgspec.Struct, array_like=True, gc=False):
         return place_of(self.scope, self.key)
 
     @classmethod
-    def of(cls, figures: KeyFigures) -> KeySums:
-        counts = (figures.waiting, figures.running, figures.ended, figures.started_at or 0)
-        return cls(key_scope(figures.by), key_text(figures.key), *counts, figures.held_by)
+    def of(cls, stats: KeyStats) -> KeySums:
+        counts = (stats.waiting, stats.running, stats.ended, stats.started_at or 0)
+        return cls(key_scope(stats.by), key_text(stats.key), *counts, stats.held_by)
 
 
 decode_sums = msgspec.json.Decoder(list[KeySums]).decode
@@ -215,15 +215,15 @@ def first_of(
     return [key for *_, key in nsmallest(limit, placed)]
 
 
-def _sorted_by(sort: KeySort, figures: KeyFigures | KeySums) -> Instant | int:
+def _sorted_by(sort: KeySort, stats: KeyStats | KeySums) -> Instant | int:
     match sort:
         case KeySort.WAITING:
-            return figures.waiting
+            return stats.waiting
         case KeySort.RUNNING:
-            return figures.running
+            return stats.running
         case KeySort.ENDED:
-            return figures.ended
+            return stats.ended
         case KeySort.STARTED:
-            return figures.started_at or 0
+            return stats.started_at or 0
         case KeySort.NAME:
             return 0

@@ -14,13 +14,13 @@ from fairlane.policy.keys import By
 from fairlane.policy.partitions import whole_of
 from fairlane.scheduler.explain import Service
 from fairlane.scheduler.settlement import DISPATCHER
-from fairlane.scheduler.snapshot import LaneTally
-from fairlane.stats.keys import Held, KeyFigures, Span
+from fairlane.scheduler.snapshot import LaneStats
+from fairlane.stats.keys import Held, KeyStats, Span
 
 COUNTED_AT_MOST = 10_000
 """What is counted row by row is counted up to this; beyond it, "at least" is shown."""
 LANES_AT_MOST = 2_000
-"""Bells that no claim has folded and that are looked at one by one."""
+"""Lane events that no claim has folded and that are looked at one by one."""
 LONG_RUNS_AT_MOST = 20
 """Of one worker."""
 
@@ -37,17 +37,17 @@ class Counted(msgspec.Struct, frozen=True):
     """False: there are at least so many."""
 
 
-class Tallied(msgspec.Struct, frozen=True):
-    """What one pass of adding tallies up did."""
+class AddedUp(msgspec.Struct, frozen=True):
+    """What one pass of adding up did."""
 
-    tallies: int
+    claims: int
     keys: int
     """Keys whose figures were written."""
     more: bool
     """It stopped at its bound."""
 
 
-class QueueFigures(msgspec.Struct, frozen=True, kw_only=True):
+class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     """A queue (one partition, if it has several) at a glance."""
 
     queue: str
@@ -57,7 +57,7 @@ class QueueFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Of these, those whose leases are over: their worker is gone, and nobody has taken them back."""
     unseen: int
     """Of those that are ready, how many no claim has seen yet."""
-    bells: int
+    events: int
     """Arrivals and ends that no claim has seen."""
     scheduled: Counted
     dead: Counted
@@ -98,7 +98,7 @@ class FlowWeight(msgspec.Struct, frozen=True):
 class KeyPage(msgspec.Struct, frozen=True):
     """Some keys of a list, each with the partition that it was found in."""
 
-    keys: list[tuple[str, KeyFigures]]
+    keys: list[tuple[str, KeyStats]]
     after: str | None
     """Where to go on; `None`: this was the end."""
 
@@ -107,7 +107,7 @@ class LanesCounted(msgspec.Struct, frozen=True):
     """Jobs by lane: those that are scheduled, or those that no claim has seen. Only keys, priority and `arrived` say
     something."""
 
-    lanes: list[LaneTally]
+    lanes: list[LaneStats]
     is_all: bool
 
 
@@ -182,7 +182,7 @@ class AnyWorker(msgspec.Struct, frozen=True, kw_only=True):
     is_stopping: bool = False
     loops: dict[str, str] = {}
     """Each loop by name: `running`, `ended`, or what it died of."""
-    troubles: dict[str, str] = {}
+    warnings: dict[str, str] = {}
     """Current failures that harm no job, by name; of a dispatcher, that its broker refuses."""
     tasks: list[str] = []
     """The tasks that it knows."""
@@ -190,7 +190,7 @@ class AnyWorker(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks of which it was given jobs lately and that it does not know, each with the queue of the last such job."""
     lost_runs: int = 0
     """Runs whose claims are lost and which have not ended: each still takes up a slot. Their jobs wait or run again."""
-    figures: dict[str, float] = {}
+    stats: dict[str, float] = {}
     """What it has counted since it started, by the name of the metric."""
 
 
@@ -271,12 +271,12 @@ def service_of(workers: Iterable[WorkerSeen], queues: Iterable[str], now: Instan
     concerned = [each for each in workers if serves(each.report.queues, names)]
     alive = [each for each in concerned if each.takes_jobs(now)]
     refusals = [
-        f"{each.report.troubles[PUBLISHING]} (dispatcher {each.report.name})"
+        f"{each.report.warnings[PUBLISHING]} (dispatcher {each.report.name})"
         for each in alive
-        if each.is_dispatcher and PUBLISHING in each.report.troubles
+        if each.is_dispatcher and PUBLISHING in each.report.warnings
     ]
     unbegun = [
-        each.report.troubles[key] for each in alive for key in map(unbegun_in, names) if key in each.report.troubles
+        each.report.warnings[key] for each in alive for key in map(unbegun_in, names) if key in each.report.warnings
     ]
     return Service(
         is_served=bool(alive),

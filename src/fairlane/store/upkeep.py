@@ -9,7 +9,7 @@ import msgspec
 from fairlane.clock import SECOND, Instant
 from fairlane.policy.gates import VALUES_LAST
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.board import rings_for_all
+from fairlane.scheduler.board import wakeups_for_all
 from fairlane.scheduler.journal import Delta, Removed
 from fairlane.scheduler.rebuild import (
     Miscount,
@@ -189,7 +189,7 @@ def recount(queue: str) -> Procedure[list[Miscount]]:
         yield on_board(queue, "replace", rebuilt, now)
     wrong = yield from _shared_miscounts(queue, (yield from _shared_gates(queue, policy, b"", ALL)))
     if mended := [row for _, row in wrong]:
-        yield on_board(queue, "sharing.put", mended, rings_for_all(mended))
+        yield on_board(queue, "sharing.put", mended, wakeups_for_all(mended))
     found += [each for each, _ in wrong]
     if found:
         yield from record(RECOUNT, now, queue, *describe_miscounts(found))

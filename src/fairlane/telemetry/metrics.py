@@ -124,7 +124,7 @@ _METRICS = (
     _seconds("fairlane_claim_lock_wait_seconds", "How long a claim waited for its lock.", "queue"),
     _sizes("fairlane_claim_jobs", "Jobs that a claim brought.", "queue"),
     _counter("fairlane_claims_empty_total", "{claim}", "Claims that brought nothing.", "queue"),
-    _counter("fairlane_bells_folded_total", "{bell}", "Arrivals and releases that claims have folded.", "queue"),
+    _counter("fairlane_lane_events_folded_total", "{bell}", "Arrivals and releases that claims have folded.", "queue"),
     _seconds("fairlane_settle_seconds", "How long it took to record a batch of outcomes."),
     _sizes("fairlane_settle_jobs", "Outcomes that were recorded together."),
     _counter("fairlane_lease_renewals_total", "{lease}", "Leases that were renewed."),
@@ -318,9 +318,9 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(float(value))
 
 
-Figures = Mapping[str, Iterable[tuple[Labels, float]]]
+FleetMetrics = Mapping[str, Iterable[tuple[Labels, float]]]
 """The values of fleet metrics, by their name."""
-FleetSource = Callable[[int], Awaitable[Figures]]
+FleetSource = Callable[[int], Awaitable[FleetMetrics]]
 """Reads them, naming at most so many keys."""
 
 LOOKED_UP_EVERY = 10.0
@@ -338,7 +338,7 @@ class Fleet:
         self._source = source
         self._keys = keys
         self._failures = failures
-        self._figures: Figures = {}
+        self._stats: FleetMetrics = {}
         self._looked_at = self._found_at = -FORGOTTEN_AFTER
         self._looking = asyncio.Lock()
 
@@ -350,7 +350,7 @@ class Fleet:
             self._looked_at = monotonic()
             try:
                 async with asyncio.timeout(FOUND_WITHIN):
-                    self._figures = await self._source(self._keys)
+                    self._stats = await self._source(self._keys)
                 self._found_at = monotonic()
             except Exception as error:
                 self._failures.note("collector", "looking up the figures of the fleet failed", error)
@@ -362,4 +362,4 @@ class Fleet:
 
     def value_of(self, name: str) -> list[tuple[Labels, float]]:
         is_old = monotonic() - self._found_at > FORGOTTEN_AFTER
-        return [] if is_old else list(self._figures.get(name, ()))
+        return [] if is_old else list(self._stats.get(name, ()))

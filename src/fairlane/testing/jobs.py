@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 
 from fairlane.app import App
 from fairlane.clock import Instant, ManualClock, checked_time, microseconds
-from fairlane.enqueue import Stamp
+from fairlane.enqueue import BuildJob
 from fairlane.errors import ConfigurationError, UndecodablePayload, UnknownQueue
 from fairlane.job import Claim, JobRecord, State
 from fairlane.operations.requests import find_jobs
@@ -117,7 +117,7 @@ async def _bounded(
     options = options.serving(app.queue_names)
     served = await partitions_served(store, [share.name for share in options.shares], app.queue_names)
     slots = Slots(options.shares, options.concurrency, options.order, lambda: 0, served)
-    runner = Runner(app, store, await app.stamper(), slots, schedules)
+    runner = Runner(app, store, await app.job_builder(), slots, schedules)
     try:
         async with asyncio.timeout(timeout):
             return await runner.run(advance, until)
@@ -142,12 +142,12 @@ def _manual(app: App, what: str) -> ManualClock:
 class Runner(Execution):
     """Claims, runs and settles in rounds."""
 
-    def __init__(self, app: App, store: Store, stamp: Stamp, slots: Slots, schedules: Collection[str]) -> None:
+    def __init__(self, app: App, store: Store, build: BuildJob, slots: Slots, schedules: Collection[str]) -> None:
         program = Program(
             store=store,
             registry=app.registry,
             clock=app.clock,
-            stamp=stamp,
+            build=build,
             max_result=app.max_payload,
             middlewares=app.middlewares,
         )

@@ -108,7 +108,7 @@ def _check_class(policy: Policy, each: object) -> None:
         raise ConfigurationError(
             f"try_policy: {shown(each)} does not arrive; give arrivals(…), a JobClass or a Workload"
         )
-    for name in policy.stamped_keys:
+    for name in policy.keys_of_job:
         if name not in each.keys:
             carried = ", ".join(each.keys) or "none"
             raise ConfigurationError(
@@ -127,14 +127,14 @@ def _check_class(policy: Policy, each: object) -> None:
 
 def _check_key(policy: Policy, name: str) -> None:
     """Refuse a key that the policy does not use: it may be a mistyped option."""
-    if name in policy.stamped_keys:
+    if name in policy.keys_of_job:
         return
     options = [
         option.name for option in inspect.signature(arrivals).parameters.values() if option.default != option.empty
     ]
-    meant = get_close_matches(name, [*policy.stamped_keys, *options], n=1, cutoff=0.75)
-    if meant or policy.stamped_keys:  # a policy without keys may be tried beside one that has some
-        remedy = f"did you mean {meant[0]}=?" if meant else f"it looks at {', '.join(policy.stamped_keys)}."
+    meant = get_close_matches(name, [*policy.keys_of_job, *options], n=1, cutoff=0.75)
+    if meant or policy.keys_of_job:  # a policy without keys may be tried beside one that has some
+        remedy = f"did you mean {meant[0]}=?" if meant else f"it looks at {', '.join(policy.keys_of_job)}."
         raise ConfigurationError(
             f"try_policy: queue {policy.queue!r} does not look at the key {name!r}, with which jobs arrive; {remedy} "
             f"To have figures by it, declare it: app.queue({policy.queue!r}, keys=({name!r}, …))"

@@ -53,7 +53,7 @@ from fairlane.worker.processes import (
 )
 from fairlane.worker.reports import Watching
 from fairlane.worker.runs import Stop
-from fairlane.worker.runtime import Program, Troubles
+from fairlane.worker.runtime import Program, Warnings
 from fairlane.worker.watchdog import Watchdog
 
 log = logging.getLogger("fairlane.worker")
@@ -99,9 +99,9 @@ class KeepsDying(FairlaneError):
 class Crew(Execution):
     """The runs of a worker that has child processes: for all jobs, or, with `processes=1`, for suspects alone."""
 
-    def __init__(self, *given: Any, options: WorkerOptions, troubles: Troubles, **named: Any) -> None:
+    def __init__(self, *given: Any, options: WorkerOptions, warnings: Warnings, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._troubles = troubles
+        self._warnings = warnings
         self._command = options.command
         self._places = options.processes if options.processes > 1 else 0
         self._each = options.concurrency
@@ -305,7 +305,7 @@ class Crew(Execution):
                 self._take(mate, ends)
             case Blocked(block=BlockedLoop(until=None)):
                 # Its watchdog has logged which handler it is, and where.
-                self._clear_trouble(f"what blocks the event loop of process {mate.pid} is known now")
+                self._clear_warning(f"what blocks the event loop of process {mate.pid} is known now")
             case Blocked(block=block) if self._watching is not None:
                 self._watching.loop_blocked(block)
 
@@ -334,7 +334,7 @@ class Crew(Execution):
             self._recall()
         if is_full:
             self._measure()
-            self._clear_trouble()
+            self._clear_warning()
         if unbegun:
             self._unbegun(unbegun)
             self._fill_slots()
@@ -400,7 +400,7 @@ class Crew(Execution):
             return
         if not mate.is_blocked:
             there = sorted({mate.runs[job].task.name for job in begun if job in mate.runs})
-            self._troubles.tell(
+            self._warnings.tell(
                 TROUBLE,
                 f"process {mate.pid} does not start what it is given, and others run it: either its event loop is "
                 f"blocked, by a handler of {' or '.join(there[:NAMED]) or 'an unknown task'}, or it gets no CPU time; "
@@ -422,7 +422,7 @@ class Crew(Execution):
         for job, run in mate.runs.items():
             (lost if job in noted else unbegun).append(run)
         mate.runs.clear()
-        suspects = [run for run in lost if noted[run.claim.id] is not Noted.RUNS_ELSEWHERE and run.stop is None]
+        suspects = [run for run in lost if noted[run.claim.id] is not Noted.RUNS_IN_A_PROCESS and run.stop is None]
         for run in lost:
             self._finish(run, self._end_of_lost(run, noted[run.claim.id], ending, is_alone=mate.is_alone))
         if suspects and not mate.is_alone:
@@ -432,14 +432,14 @@ class Crew(Execution):
                 ", ".join(sorted(str(run.claim.id) for run in suspects)[:NAMED]),
             )
         self._measure()
-        self._clear_trouble()
+        self._clear_warning()
         self._unbegun(unbegun)
         self._refill()
         return len(suspects)
 
-    def _clear_trouble(self, words: str = "all processes start jobs again") -> None:
+    def _clear_warning(self, words: str = "all processes start jobs again") -> None:
         if not any(mate.revoked and not mate.is_blocked for mate in self._mates):
-            self._troubles.clear(TROUBLE, words)
+            self._warnings.clear(TROUBLE, words)
 
     def blocks(self) -> list[BlockedLoop]:
         return [mate.block for mate in self._mates if mate.block is not None]
@@ -449,7 +449,7 @@ class Crew(Execution):
         match run.stop, noted:
             case Stop.GONE, _:
                 return None
-            case Stop.SHUTDOWN, Noted.RUNS | Noted.RUNS_ELSEWHERE:
+            case Stop.SHUTDOWN, Noted.RUNS | Noted.RUNS_IN_A_PROCESS:
                 outcome = Interrupted(Stop.SHUTDOWN.value)
             case _, Noted.RUNS if is_alone:
                 outcome = Lost(f"it ran alone, and its process died ({ending})", SEEN)
@@ -584,7 +584,7 @@ class Runner(Execution):
     def _begins(self, run: Run) -> bool:
         job = run.claim.id
         # Noted before the clock is asked: see `BlackBox`.
-        self._box.note(job, Noted.RUNS if run.child is None else Noted.RUNS_ELSEWHERE)
+        self._box.note(job, Noted.RUNS if run.child is None else Noted.RUNS_IN_A_PROCESS)
         run.started_at = self._now()
         if run.started_at > run.begin_by:
             self._box.erase(job)

@@ -35,7 +35,7 @@ from fairlane.worker.options import Order, QueueShare
 from fairlane.worker.runtime import Runtime
 
 if TYPE_CHECKING:
-    from fairlane.cron.schedules import Firing
+    from fairlane.cron.schedules import CronRunner
     from fairlane.worker.execution import Execution, Run
     from fairlane.worker.runs import Leases
 
@@ -56,7 +56,7 @@ class QueueSlots:
     name: str
     whole: ShareSlots
     used: int = 0
-    is_hungry: bool = True
+    wants_more: bool = True
     """There may be work: ask as soon as a slot is free."""
     is_idle: bool = False
     """It had no work for us when we last asked."""
@@ -95,8 +95,8 @@ class ShareSlots:
         return all(queue.is_idle for queue in self.queues)
 
     @property
-    def is_hungry(self) -> bool:
-        return any(queue.is_hungry for queue in self.queues)
+    def wants_more(self) -> bool:
+        return any(queue.wants_more for queue in self.queues)
 
 
 class Slots:
@@ -170,7 +170,7 @@ class Slots:
         if room <= 1 or (self._order == "strict" and not beside):
             return room
         weight = own.share.weight
-        rivals = sum(each.share.weight for each in self._shares if each is not own and each.is_hungry)
+        rivals = sum(each.share.weight for each in self._shares if each is not own and each.wants_more)
         if self._order == "strict":
             rivals = 0
         if not rivals and not beside:
@@ -180,7 +180,7 @@ class Slots:
     def next_to_ask(self) -> QueueSlots | None:
         """The queue to ask next: one that may have work, or one that owes a wakeup; `None`: wait."""
         able = [
-            queue for queue in self.queues.values() if queue.owes_wakeup or (queue.is_hungry and self.room(queue) > 0)
+            queue for queue in self.queues.values() if queue.owes_wakeup or (queue.wants_more and self.room(queue) > 0)
         ]
         if len(able) <= 1:
             return able[0] if able else None
@@ -198,7 +198,7 @@ class Slots:
         able = [
             each
             for each in queue.whole.queues
-            if each is not queue and each.is_hungry and turns.may_go_before(each.name, queue.name)
+            if each is not queue and each.wants_more and turns.may_go_before(each.name, queue.name)
         ]
         return sorted(able, key=lambda each: turns.tag(each.name))
 
@@ -215,7 +215,7 @@ class Slots:
         """There may be work again. A queue that was idle gets no credit for that time."""
         whole = queue.whole
         was_idle = whole.is_idle
-        queue.is_hungry = True
+        queue.wants_more = True
         queue.is_idle = False
         if was_idle:
             lowest = min(
@@ -310,14 +310,16 @@ open when it should have."""
 class Claiming:
     """Fills free slots."""
 
-    def __init__(self, runtime: Runtime, execution: Execution, leases: Leases, firing: Firing | None = None) -> None:
+    def __init__(
+        self, runtime: Runtime, execution: Execution, leases: Leases, cron_runner: CronRunner | None = None
+    ) -> None:
         options = runtime.options
         self._runtime = runtime
         self._store = runtime.store
         self._slots = slots = runtime.slots
         self._execution = execution
         self._leases = leases
-        self._firing = firing
+        self._cron_runner = cron_runner
         self._now = runtime.clock.monotonic
         self._watching = runtime.watching if runtime.watching.is_wanted else None
         self._lease = options.time("lease")
@@ -340,10 +342,10 @@ class Claiming:
                 lambda: self._store.listen(self._runtime.identity), "listening"
             )
             self._listener = listener
-            # Whatever came while nobody listened is found by asking; the claim registers the new ear.
+            # Whatever came while nobody listened is found by asking; the claim registers the new listener.
             self._slots.look_everywhere()
-            if self._firing is not None:
-                self._firing.look_now()
+            if self._cron_runner is not None:
+                self._cron_runner.look_now()
             try:
                 await self._hear(listener)
             finally:
@@ -356,8 +358,8 @@ class Claiming:
         with contextlib.suppress(StoreUnavailable):
             while True:
                 if await listener.wait(None):
-                    if self._firing is not None and listener.schedules_changed():
-                        self._firing.look_now()
+                    if self._cron_runner is not None and listener.schedules_changed():
+                        self._cron_runner.look_now()
                     self._leases.look_soon()
                     self.nudge()
 
@@ -486,12 +488,12 @@ class Claiming:
             queue.looks = 0
         if len(claimed.claims) >= asked and not claimed.paces:
             # All that was asked for: there may be more, and nobody will tell us. Ask when a slot is free.
-            queue.is_hungry = True
+            queue.wants_more = True
             queue.is_registered = False
             return
         queue.is_registered = self._listener is not None
-        queue.is_hungry = queue.is_hungry or claimed.more
-        if not queue.is_hungry:
+        queue.wants_more = queue.wants_more or claimed.more
+        if not queue.wants_more:
             self._slots.note_idle(queue)
         # By the monotonic clock: one that is set back must not keep us from asking.
         now = self._now()
@@ -511,21 +513,21 @@ class Claiming:
 class Visit:
     """One question to a queue; `queue` is the partition that answered."""
 
-    __slots__ = ("_first", "_hungry", "_left", "_owing", "_slots", "_vtime", "others", "queue")
+    __slots__ = ("_first", "_left", "_owing", "_slots", "_vtime", "_wanting", "others", "queue")
 
     def __init__(self, slots: Slots, first: QueueSlots) -> None:
         self._slots = slots
         self._first = self.queue = first
         self.others = slots.instead_of(first)
         tried = (first, *self.others)
-        self._hungry = [each for each in tried if each.is_hungry]
+        self._wanting = [each for each in tried if each.wants_more]
         self._owing = [each for each in tried if each.owes_wakeup]
         self._left: set[str] = set()
         self._vtime: float | None = None
         """The virtual time of the chosen partition before the claim."""
         # Cleared before the question: what we hear while it is asked may be about work that the answer does not hold.
         for each in tried:
-            each.owes_wakeup = each.is_hungry = False
+            each.owes_wakeup = each.wants_more = False
 
     def begin(self) -> None:
         """The store is asked, perhaps not for the first time."""
@@ -543,7 +545,7 @@ class Visit:
         beside = [
             each
             for each in self._first.whole.queues
-            if each is not self.queue and (each.is_hungry or each in self._hungry) and each.name not in self._left
+            if each is not self.queue and (each.wants_more or each in self._wanting) and each.name not in self._left
         ]
         return self._slots.portion(self.queue, len(beside))
 
@@ -551,8 +553,8 @@ class Visit:
         """The store has answered. Partitions that were not asked are as before, except for what we heard meanwhile."""
         if self._vtime is not None and vtime is not None:
             self.queue.whole.turns.note_step(self.queue.name, vtime - self._vtime)
-        for each in self._hungry:
-            each.is_hungry = each.is_hungry or each is not self.queue
+        for each in self._wanting:
+            each.wants_more = each.wants_more or each is not self.queue
         for each in self._owing:
             each.owes_wakeup = each.owes_wakeup or each is not self.queue
 
@@ -702,8 +704,8 @@ class ExactAlarm(Alarm):
     It has timers that are read like sockets, and those are exact to some 50 µs. Elsewhere this is a plain alarm.
     """
 
-    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
-        super().__init__(clock, ring)
+    def __init__(self, clock: Clock, wakeup: Callable[[], None]) -> None:
+        super().__init__(clock, wakeup)
         is_possible = isinstance(clock, SystemClock) and sys.platform == "linux" and sys.maxsize > 2**32
         self._file = TO_BE_OPENED if is_possible else NO_FILE
 

@@ -136,7 +136,7 @@ class Execution:
         self.settle_later = settle_later
         self._watching = watching if watching is not None and watching.is_wanted else None
         self.max_result = program.max_result
-        self.stamp = program.stamp
+        self.build = program.build
         self._middlewares = wrapping(program.middlewares, "around_run")
         self._unknown: OrderedDict[UUID, tuple[int, int, Claim]] = OrderedDict()
         """Jobs of unknown tasks: how often and when each was claimed last."""

@@ -542,7 +542,7 @@ class Noted(IntEnum):
     RUNS = 1
     ENDED = 2
     """It has ended, and the worker does not know it yet."""
-    RUNS_ELSEWHERE = 3
+    RUNS_IN_A_PROCESS = 3
     """In a process of its own: whatever kills this one, it was not this job."""
 
 

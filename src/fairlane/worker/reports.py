@@ -134,7 +134,7 @@ class Watching:
         if lock_wait is not None:
             metrics.observe("fairlane_claim_lock_wait_seconds", lock_wait, of_queue)
         if claimed.folded:
-            metrics.add("fairlane_bells_folded_total", of_queue, claimed.folded)
+            metrics.add("fairlane_lane_events_folded_total", of_queue, claimed.folded)
         if not count:
             metrics.add("fairlane_claims_empty_total", of_queue)
             return
@@ -351,7 +351,7 @@ class Health:
     unsettled: int
     telemetry_failures: int = 0
     """What went wrong with event handlers, metrics and traces. No job is the worse for it."""
-    troubles: Mapping[str, str] = field(default_factory=dict)
+    warnings: Mapping[str, str] = field(default_factory=dict)
     """What fails now without harm to any job, by name: figures that are not kept, reports that do not get through."""
 
 
@@ -370,7 +370,7 @@ async def keep_reporting(runtime: Runtime, say: Callable[[], WorkerReport]) -> N
 
     wait = SECOND
     while True:
-        await runtime.troubles.endure("reporting", report)
+        await runtime.warnings.endure("reporting", report)
         await pause(runtime.clock, jittered(wait))
         wait = EVERY
 

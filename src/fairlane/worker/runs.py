@@ -27,7 +27,7 @@ import msgspec
 from fairlane.clock import SECOND, Instant, as_instant, lasting, microseconds
 from fairlane.codec import checked_key
 from fairlane.effects import landed_of
-from fairlane.enqueue import Stamp, stamped_effects
+from fairlane.enqueue import BuildJob, built_effects
 from fairlane.errors import (
     Cancel,
     ClaimLost,
@@ -41,7 +41,7 @@ from fairlane.errors import (
     StoreUnavailable,
 )
 from fairlane.events import FollowUpsNotStored
-from fairlane.job import Claim, Landed, StampedEffects, State
+from fairlane.job import BuiltEffects, Claim, Landed, State
 from fairlane.job import Outcome as UniqueOutcome
 from fairlane.loop_thread import CallerThread, refuse_inside_a_loop
 from fairlane.parameters import checked
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fairlane.worker")
 
-NOTHING = StampedEffects()
+NOTHING = BuiltEffects()
 REMEMBERED = 100
 """Runs of a task whose times are kept."""
 USUAL = 0.95
@@ -102,7 +102,7 @@ class Home(Protocol):
     """The thread of the event loop."""
     log: logging.Logger
     max_result: int
-    stamp: Stamp
+    build: BuildJob
 
     def ran(self, run: Any, /) -> int:
         """Microseconds since its handler was called."""
@@ -121,7 +121,7 @@ class RunningJob:
     started_at: int = field(init=False, default=0)
     """By the monotonic clock; 0 until user code begins."""
     stop: Stop | None = field(init=False, default=None)
-    effects: StampedEffects = field(init=False, default=NOTHING)
+    effects: BuiltEffects = field(init=False, default=NOTHING)
     may_be_settled: bool = field(init=False, default=False)
     """Its handler has settled it in its own transaction; only the database knows whether that was committed."""
     late: int = field(init=False, default=0)
@@ -143,11 +143,11 @@ class RunningJob:
 
     def add(self, enqueue: Sequence[Call[Any]], put: Mapping[str, Any], delete: Sequence[str]) -> None:
         """Let these effects land with the job. Those that cannot be stored are refused at once: the handler notices."""
-        more = stamped_effects(enqueue, put, delete, self.home.stamp, self.home.max_result)
+        more = built_effects(enqueue, put, delete, self.home.build, self.home.max_result)
         if self.may_be_settled:
             self.late += len(more.jobs) + len(more.puts) + len(more.deletes)
         before = self.effects
-        self.effects = StampedEffects(
+        self.effects = BuiltEffects(
             (*before.jobs, *more.jobs),
             {**{key: value for key, value in before.puts.items() if key not in more.deletes}, **more.puts},
             (*(key for key in before.deletes if key not in more.puts), *more.deletes),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairlane.clock import Clock
-from fairlane.enqueue import Stamp
+from fairlane.enqueue import BuildJob
 from fairlane.redaction import error_text
 from fairlane.store.protocol import Retention, Store, WorkerIdentity
 from fairlane.task import Registry
@@ -21,7 +21,7 @@ from fairlane.telemetry.telemetry import Telemetry
 from fairlane.waits import Outage, StoreTime
 
 if TYPE_CHECKING:
-    from fairlane.cron.schedules import Firing
+    from fairlane.cron.schedules import CronRunner
     from fairlane.worker.claims import Slots
     from fairlane.worker.options import WorkerOptions
     from fairlane.worker.reports import Watching
@@ -40,14 +40,14 @@ class Program:
     store: Store
     registry: Registry
     clock: Clock
-    stamp: Stamp
+    build: BuildJob
     max_result: int
     middlewares: Sequence[Middleware] = ()
     telemetry: Telemetry = field(default_factory=Telemetry)
     served: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The partitions of each queue."""
     retention: Retention = field(default_factory=Retention)
-    firing: Firing | None = None
+    cron_runner: CronRunner | None = None
     look_again: Callable[[], Awaitable[None]] | None = None
     """Tells the handlers of this process where the follow-ups go that they declare."""
     make_store: Callable[[], Store] | None = None
@@ -67,7 +67,7 @@ class Runtime:
     time: StoreTime
     slots: Slots
     watching: Watching
-    troubles: Troubles
+    warnings: Warnings
 
 
 class Supervisor:
@@ -117,7 +117,7 @@ class Supervisor:
         }
 
 
-class Troubles:
+class Warnings:
     """What fails without harm to any job: the current error of each loop, and how often it has failed."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from fairlane.store.protocol import Pruned, Reaped, Retention, Store
 from fairlane.store.repartition import PARTITION, advance
 from fairlane.waits import REJOINED_WITHIN, Outage, jittered, pause
 from fairlane.worker.runs import RENEWALS, log_job
-from fairlane.worker.runtime import Runtime, Troubles
+from fairlane.worker.runtime import Runtime, Warnings
 
 log = logging.getLogger("fairlane.worker")
 
@@ -138,7 +138,7 @@ async def keep_up(store: Store, retention: Retention, queues: Sequence[str]) -> 
     for name in [name for name in known if whole_of(name) in queues]:
         more = (await store.collect(name, AT_ONCE)).more or more
         for _ in range(PASSES_AT_MOST):
-            if not (await store.tally(name)).more:
+            if not (await store.add_up(name)).more:
                 break
         else:
             more = True
@@ -150,7 +150,7 @@ async def keep_up(store: Store, retention: Retention, queues: Sequence[str]) -> 
                 break
     for name in queues:
         if name in known:
-            more = await rehome(store, name, await place_of(store, name)) or more
+            more = await move_misrouted(store, name, await place_of(store, name)) or more
     return more
 
 
@@ -181,18 +181,18 @@ CLAIMS_AT_ONCE, AT_ONCE_BEHIND = 500, 5_000
 """Journal rows of one pass. The more it reads, the less it writes for each, so a worker that is behind catches up."""
 
 
-async def keep_figures(store: Store, outage: Outage, clock: Clock, queues: Collection[str], troubles: Troubles) -> None:
+async def keep_stats(store: Store, outage: Outage, clock: Clock, queues: Collection[str], warnings: Warnings) -> None:
     """Add up the stats of each queue every few seconds; the first worker to do so does it for all."""
     behind: set[str] = set()
     while True:
         await pause(clock, jittered(0 if behind else EVERY))
         for name in list(queues):  # it may grow meanwhile
             limit, rest = (AT_ONCE_BEHIND, 0) if name in behind else (CLAIMS_AT_ONCE, EVERY // 2)
-            tally = partial(outage.ride_out, partial(store.tally, name, limit, rest), "adding up figures")
+            stats = partial(outage.ride_out, partial(store.add_up, name, limit, rest), "adding up figures")
             started = clock.monotonic()
-            tallied = await troubles.endure("tallying", tally)
+            counted = await warnings.endure("tallying", stats)
             await pause(clock, min(RESTS_AFTER_A_PASS * (clock.monotonic() - started), LONGEST_REST))
-            if tallied is not None and tallied.more:
+            if counted is not None and counted.more:
                 behind.add(name)
             else:
                 behind.discard(name)
@@ -230,7 +230,7 @@ async def follow_partitions(runtime: Runtime, look_again: Callable[[], Awaitable
                 if name not in slots.queues:
                     log.info("queue %s has a new partition; serving %s too", queue, name)
                     slots.look_at([slots.add(whole, name)])
-            if await ride_out(partial(rehome, store, queue, place), "moving jobs"):
+            if await ride_out(partial(move_misrouted, store, queue, place), "moving jobs"):
                 wait = FOLLOWS_SOON
 
 
@@ -239,18 +239,18 @@ async def place_of(store: Store, queue: str) -> Partition | None:
     return None if found is None else found.policy.partition
 
 
-async def rehome(store: Store, queue: str, place: Partition | None) -> bool:
+async def move_misrouted(store: Store, queue: str, place: Partition | None) -> bool:
     """Continue a change of the number of partitions, and move a bounded number of jobs that lie in the wrong partition.
     Returns whether there is more to move."""
     if place is None or not place.is_changing:
-        return await _rehome_strays(store, queue, place)
+        return await _move_misrouted(store, queue, place)
     advanced = await advance(store, queue, Note(actor=UPKEEP, action=PARTITION), AT_ONCE)
     if advanced.is_over:
         log.info("queue %s: the change of its partitions is over", queue)
     return advanced.moved > 0 and advanced.waiting > 0
 
 
-async def _rehome_strays(store: Store, queue: str, place: Partition | None) -> bool:
+async def _move_misrouted(store: Store, queue: str, place: Partition | None) -> bool:
     width = 1 if place is None else place.width
     named = [
         each
@@ -265,8 +265,8 @@ async def _rehome_strays(store: Store, queue: str, place: Partition | None) -> b
         # A claim parks such jobs at a gate of their own. In a partition that is no more, nobody claims.
         gate = gate_id(name, MOVING, ())
         if index >= width or gate in (await store.run(health.traces(name, [], [gate]))).found:
-            rehomed = await store.run(policies.rehome(name, AT_ONCE))
-            more = more or rehomed.waiting > 0
-            if rehomed.moved:
-                log.info("queue %s: %d jobs were in %s and belong elsewhere; moved", queue, rehomed.moved, name)
+            moved = await store.run(policies.move_misrouted(name, AT_ONCE))
+            more = more or moved.waiting > 0
+            if moved.moved:
+                log.info("queue %s: %d jobs were in %s and belong elsewhere; moved", queue, moved.moved, name)
     return more

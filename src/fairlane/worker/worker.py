@@ -36,12 +36,12 @@ from fairlane.worker.processes import STOPS, die_with, die_with_parent, leave_si
 from fairlane.worker.reports import EVERY as REPORTS_EVERY
 from fairlane.worker.reports import Health, Watching, keep_reporting, showing, take_back
 from fairlane.worker.runs import Leases, Settling, Stop, log_job
-from fairlane.worker.runtime import Program, Runtime, Supervisor, Troubles
+from fairlane.worker.runtime import Program, Runtime, Supervisor, Warnings
 from fairlane.worker.upkeep import (
     audit_gates,
     conclude,
     follow_partitions,
-    keep_figures,
+    keep_stats,
     reap_leases,
     remove_idle_state,
     remove_old_jobs,
@@ -50,7 +50,7 @@ from fairlane.worker.watchdog import LongRuns, Rescue, Watchdog
 
 log = logging.getLogger("fairlane.worker")
 
-REPORTED = ("running", "waiting", "unsettled", "is_well", "is_stopping", "loops", "troubles")
+REPORTED = ("running", "waiting", "unsettled", "is_well", "is_stopping", "loops", "warnings")
 """What the report of a worker takes from its health."""
 UPKEEP = ("reaping", "pruning", "collecting", "auditing", "firing", "following", "tallying", "messages")
 
@@ -66,7 +66,7 @@ class Worker:
             raise ConfigurationError("queues: this worker has no queue to serve; name at least one")
         self.identity = self._identify(options.name or name_of_process())
         self.options = options
-        self.troubles = Troubles()
+        self.warnings = Warnings()
         """What fails without harm to any job."""
         self.left_running = 0
         """Jobs that had not stopped when the worker did: threads that are still busy."""
@@ -100,10 +100,10 @@ class Worker:
             time=self._time,
             slots=self._slots,
             watching=self._watching,
-            troubles=self.troubles,
+            warnings=self.warnings,
         )
         self._leases = Leases(self._runtime, self._execution, self._settling)
-        self._claiming = Claiming(self._runtime, self._execution, self._leases, program.firing)
+        self._claiming = Claiming(self._runtime, self._execution, self._leases, program.cron_runner)
         self._long_runs = LongRuns(self._execution, program.clock, microseconds(options.long_run), program.waited_for)
         rescue = None
         if program.make_store is not None:
@@ -122,7 +122,7 @@ class Worker:
         """Makes what runs its claims."""
         options = self.options
         if options.command:
-            return partial(Crew, watching=self._watching, options=options, troubles=self.troubles)
+            return partial(Crew, watching=self._watching, options=options, warnings=self.warnings)
         return partial(Execution, watching=self._watching)
 
     def stop(self) -> None:
@@ -143,7 +143,7 @@ class Worker:
             waiting=len(self._execution.waiting),
             unsettled=self._settling.count_unsettled(),
             telemetry_failures=self._telemetry.failures.total,
-            troubles=self.troubles.now,
+            warnings=self.warnings.now,
         )
 
     def report(self) -> WorkerReport:
@@ -164,7 +164,7 @@ class Worker:
             long_runs=self._long_runs.found,
             lost_runs=self._long_runs.lost,
             blocks=self._watchdog.blocks(),
-            figures={} if self._telemetry.metrics is None else self._telemetry.metrics.totals(),
+            stats={} if self._telemetry.metrics is None else self._telemetry.metrics.totals(),
         )
 
     async def run(self) -> None:
@@ -202,10 +202,10 @@ class Worker:
         start("pruning", remove_old_jobs(self._store, self._outage, self._clock, program.retention))
         start("collecting", remove_idle_state(runtime))
         start("auditing", audit_gates(runtime))
-        if program.firing is not None:
-            start("firing", program.firing.run(self.identity.id, self._outage, self._clock, self._time))
+        if program.cron_runner is not None:
+            start("firing", program.cron_runner.run(self.identity.id, self._outage, self._clock, self._time))
         start("following", follow_partitions(runtime, program.look_again))
-        start("tallying", keep_figures(self._store, self._outage, self._clock, self._slots.queues, self.troubles))
+        start("tallying", keep_stats(self._store, self._outage, self._clock, self._slots.queues, self.warnings))
         if self._execution.calls_handlers:
             start("watching", self._long_runs.keep_looking())
         start("reporting", keep_reporting(runtime, self.report))

@@ -381,7 +381,7 @@ class DjangoApp(App):
         """The calls with ids, checked: what cannot be stored is refused now, not after the commit."""
         ids = new_job_ids(self.clock.now(), len(calls))
         named = [call if call.options.id else call.using(id=job) for call, job in zip(calls, ids, strict=True)]
-        await (await self._connected()).producing.stamped(named)
+        await (await self._connected()).producing.built(named)
         return named
 
     async def _on_commit(self, work: Callable[[], object]) -> None:

@@ -176,7 +176,7 @@ where {newest_state}
 delete from fairlane.journal j
 where j.queue_id = $1::integer
   and j.seq < (select s.base from fairlane.queue_states s where s.queue_id = $1 order by s.version desc limit 1)
-  and (j.told is null or j.seq <= (select f.counted from fairlane.queue_figures f where f.queue_id = $1 limit 1))
+  and (j.stats is null or j.seq <= (select f.counted from fairlane.queue_stats f where f.queue_id = $1 limit 1))
 
 -- name: seal_journal
 -- The tables are being worked on: whoever remembers anything reads them again. What the journal tells stays.
@@ -273,7 +273,7 @@ where {newest_state}
 
 -- name: insert_delta
 -- Append a change to the journal. $1 queue, $2 change, $3 token, $4 what it says, $5 what it tells
-insert into fairlane.journal (queue_id, seq, token, delta, told)
+insert into fairlane.journal (queue_id, seq, token, delta, stats)
 values ($1::integer, $2::bigint, $3::uuid, $4::bytea, $5::bytea)
 
 -- name: select_journal
@@ -284,9 +284,9 @@ where j.queue_id = $1::integer
   and j.seq > (select s.stored from fairlane.queue_states s where s.queue_id = $1 order by s.version desc limit 1)
 order by j.seq
 
--- name: note_told
+-- name: note_stats
 -- What the change that sealed the journal tells. $1 queue, $2 what
-insert into fairlane.journal (queue_id, seq, token, delta, told)
+insert into fairlane.journal (queue_id, seq, token, delta, stats)
 select s.queue_id, s.seq, s.token, '', $2::bytea
 from fairlane.queue_states s
 where s.queue_id = $1::integer

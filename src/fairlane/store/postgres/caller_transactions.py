@@ -31,7 +31,7 @@ TYPES = ("bytea", "uuid", "bigint", "integer", "smallint", "boolean")
 """What jobs are made of, besides text and jsonb."""
 
 
-async def borrowed(tx: Any) -> Connection:
+async def callers_connection(tx: Any) -> Connection:
     """A caller's connection as the store's statements are called by, if it is in a transaction that can go on."""
     driver = await driver_of(tx)
     if isinstance(driver, asyncpg.Connection | PoolConnectionProxy):

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from fairlane.clock import Instant, microseconds
 from fairlane.job import Claim
 from fairlane.policy.policy import Policy
-from fairlane.scheduler.journal import FORMAT, Mark, decode_delta, encode_delta, encode_tally, moves
+from fairlane.scheduler.journal import FORMAT, Mark, decode_delta, encode_delta, encode_stats, moves
 from fairlane.scheduler.plan import paces_of
 from fairlane.scheduler.resident import Found, ResidentBoard
 from fairlane.scheduler.snapshot import Arrival, Ask, FlowRow, Forced, GateRow, Head, LaneRow, Plan, QueueRow, Release
@@ -44,7 +44,7 @@ from fairlane.store.postgres.connections import (
     hang_up,
     perform,
 )
-from fairlane.store.postgres.settlements import Carriage, Passenger
+from fairlane.store.postgres.settlements import PendingSettlements, Piggyback
 from fairlane.store.postgres.shared_limits import Sharing
 from fairlane.store.postgres.wakeups import Ending, Watch, observe_producers
 from fairlane.store.protocol import (
@@ -280,7 +280,7 @@ class Scheduling(boards.HeldBoard):
         if board is None or not is_known:
             self.boards.drop(self.queue.id)
             # It may be new because a place was wrong: then the jobs are looked up.
-            loaded.arrivals = [replace(bell, ref=None) if bell.ref else bell for bell in loaded.arrivals]
+            loaded.arrivals = [replace(event, ref=None) if event.ref else event for event in loaded.arrivals]
             if not loaded.forgets:
                 changes = await self.connection.fetch(STATEMENTS["select_journal"], self.queue.id)
                 loaded.changes = [(Mark(seq, token), delta) for seq, token, delta in changes]
@@ -417,9 +417,9 @@ class Scheduling(boards.HeldBoard):
                 [(holder.lease, holder.worker, holder.name, now + holder.duration) for holder in holders],
                 # Producers read these: the tables have them as they are.
                 [gate_parameters(g.row(), self.queue.id) for g in plan.gates if g.bound.limit.is_of_producers],
-                None if plan.tally is None else encode_tally(plan.tally),
+                None if plan.stats is None else encode_stats(plan.stats),
                 ending.waiter,
-                ending.ear,
+                ending.alive_lock,
                 ending.nudges,
             )
         except asyncpg.PostgresError as error:
@@ -427,7 +427,7 @@ class Scheduling(boards.HeldBoard):
                 raise Raced from error
             raise
         self.is_of_session = False
-        if plan.shared or plan.rings or loaded.policy.shared_limits:
+        if plan.shared or plan.wakeups or loaded.policy.shared_limits:
             await self.sharing.write(plan)
         if not plan.starts:
             self.lease_due = started[0]["enqueued_at"]
@@ -501,7 +501,7 @@ class Claimer:
         self._queues: dict[str, QueueHandle] = {}
         self._crowding: defaultdict[int, Crowding] = defaultdict(Crowding)
         self._seat = Seat()
-        self.carriage = Carriage()
+        self.piggyback = Piggyback()
         self.boards = Boards()
         self._checkpoints = Checkpoints(self.boards, self.checkpoint, lambda queue: add_up(self._handle(queue).name))
 
@@ -532,9 +532,9 @@ class Claimer:
         first = queues[0].id
         # Whoever is registered as a waiter withdraws in the claim that fills its slots: its own.
         crowding = self._crowding[first]
-        is_together = self.carriage.is_in_service = crowding.is_dense and not watches[first].is_registered
-        self.carriage.may_wait = not crowding.is_limited
-        self.carriage.depart()
+        is_together = self.piggyback.is_in_service = crowding.is_dense and not watches[first].is_registered
+        self.piggyback.may_wait = not crowding.is_limited
+        self.piggyback.depart()
         try:
             for _ in range(PLANS_AT_MOST):
                 try:
@@ -546,7 +546,7 @@ class Claimer:
                     if isinstance(raced, _OverridesEnded):
                         await self._end_overrides(raced.queue)
         finally:
-            self.carriage.arrive()
+            self.piggyback.arrive()
         raise cancelled_too_fast(queues[0].name)
 
     async def _claim_alone(self, queues: Sequence[QueueHandle], asked: Asked, watches: dict[int, Watch]) -> Claimed:
@@ -573,8 +573,8 @@ class Claimer:
                 # Nobody has a slot. What waits for its instant is held all the same, by terms that may have changed.
                 terms, _ = await self._scheduling(connection, queue).in_force()
                 return Claimed([], uuid4(), None, more=False, look_again=False, terms=terms)
-            with self.carriage.boarded() as passenger:
-                entered = await self._seat.enter(connection, queue, want, worker, microseconds(asked.lease), passenger)
+            with self.piggyback.taken() as pending:
+                entered = await self._seat.enter(connection, queue, want, worker, microseconds(asked.lease), pending)
             lease, claims, requests = entered
             crowding = self._crowding[queue.id]
             if claims:
@@ -743,12 +743,12 @@ async def _look(scheduling: Scheduling, want: int, worker: WorkerIdentity, watch
     if plan.starts:
         # Nothing of it is written: the board in memory is forgotten too.
         await connection.execute(STATEMENTS["undo_look"])
-        if ending.ear is not None:
-            await connection.execute(STATEMENTS["register_waiter"], scheduling.queue.id, worker.id, ending.ear)
+        if ending.alive_lock is not None:
+            await connection.execute(STATEMENTS["register_waiter"], scheduling.queue.id, worker.id, ending.alive_lock)
         elif ending.waiter is not None:
             await connection.execute(STATEMENTS["withdraw_waiter"], scheduling.queue.id, worker.id)
     else:
-        # As a claim that starts nothing: what is shut is parked, and rings when it opens.
+        # As a claim that starts nothing: what is shut is parked, and wakes the waiter when it opens.
         await scheduling.write(loaded, plan, (), ending)
     is_partial = not is_filled and (plan.more or not loaded.all_folded)
     due = None if is_filled else _earliest(alarm, loaded.due, scheduling.lease_due)
@@ -796,11 +796,11 @@ class Seat:
         want: int,
         worker: WorkerIdentity,
         duration: int,
-        passenger: Passenger | None = None,
+        pending: PendingSettlements | None = None,
     ) -> tuple[UUID, list[Claim], list[Holder]]:
         """Ask for jobs; come back with them, or with the queue's lock and the requests of those who wait.
 
-        The passenger is settled first. Returned with them: the lease of what was claimed for us.
+        The pending settlements is settled first. Returned with them: the lease of what was claimed for us.
         """
         if self._registered != (worker, duration):  # to whom this session belongs
             await connection.execute(STATEMENTS["register_claimer"], self._base, worker.id, worker.name, duration)
@@ -810,13 +810,13 @@ class Seat:
         request = queue.id << 32 | self._number << 10 | min(want, SLOTS_AT_MOST)
         requests: Sequence[Any]
         grants: Sequence[Any]
-        if passenger is not None:
-            done = passenger.done
+        if pending is not None:
+            done = pending.done
             given = (done.now, done.settlements, done.emptied, queue.id, request, lease)
             row = await connection.fetchrow(STATEMENTS["settle_and_enter"], *given)
             assert row is not None
             lost, requests, grants = row
-            passenger.arrived(lost)
+            pending.arrived(lost)
         else:
             # Columns of requests, then those of `fairlane.granted`: every row has either.
             found = await connection.fetch(STATEMENTS["enter"], queue.id, request, lease)

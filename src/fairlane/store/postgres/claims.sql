@@ -64,7 +64,7 @@ select pg_advisory_unlock(1717660018, $1::integer), set_config('idle_session_tim
 
 -- name: promote
 -- Scheduled jobs whose time has come join their lanes at the end, or in the place that they have kept: in a sequence, or as
--- suspects (2), which were given back if they are scheduled; had they run, they would be cleared. Their bells go straight to
+-- suspects (2), which were given back if they are scheduled; had they run, they would be cleared. Their lane events go straight to
 -- the plan.
 -- $1 queue, $2 now, $3 how many, $4 whether its jobs run in sequence
 with
@@ -135,7 +135,7 @@ where id = $1
 returning version
 
 -- name: select_producers
--- Transactions that may hold bells which nobody can see yet. A statement locks its tables before it takes its
+-- Transactions that may hold lane events which nobody can see yet. A statement locks its tables before it takes its
 -- snapshot: whoever did not see our registration is in this list, or has committed and is seen by the drain.
 select l.virtualtransaction
 from pg_locks l
@@ -176,7 +176,7 @@ set document = excluded.document
 delete from fairlane.overrides
 where queue_id = $1::integer and id = any ($2::text[])
 
--- name: update_amended
+-- name: update_overridden
 update fairlane.queues
 set amended = $2, overrides_end_at = $3::bigint
 where id = $1::integer
@@ -236,18 +236,18 @@ forced as (
     on conflict (job) do nothing
 ),
 woken as (
-    select sum(fairlane.nudge(f.queue_id, f.jobs)) as told
+    select sum(fairlane.nudge(f.queue_id, f.jobs)) as nudged
     from (select queue_id, count(*) as jobs from found where state < {running} group by queue_id) f
 )
-select found.id, found.state, woken.told
+select found.id, found.state, woken.nudged
 from found, woken
 
 
 -- Jobs that run one after the other.
 
 -- name: count_kept_places
--- How many jobs keep a place, by their lanes, as far as the bells of it have been folded: what has changed since the last of
--- them was drained is told by those that are left, in the same snapshot. A place that comes from another partition rings
+-- How many jobs keep a place, by their lanes, as far as the lane events of it have been folded: what has changed since the last of
+-- them was drained is told by those that are left, in the same snapshot. A place that comes from another partition is announced
 -- with a number below zero.
 -- $1 queue
 select max(k.priority) as priority, max(k.keys::text) as keys, sum(k.count)::integer as count
@@ -269,9 +269,9 @@ group by k.lane
 having sum(k.count) > 0
 
 -- name: register_waiter
-insert into fairlane.waiters (queue_id, worker, ear)
+insert into fairlane.waiters (queue_id, worker, alive_lock)
 values ($1, $2, $3)
-on conflict (queue_id, worker) do update set ear = excluded.ear
+on conflict (queue_id, worker) do update set alive_lock = excluded.alive_lock
 
 -- name: withdraw_waiter
 delete from fairlane.waiters

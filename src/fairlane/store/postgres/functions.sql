@@ -69,24 +69,24 @@ create or replace function fairlane.nudge(queue integer, most bigint, but_not uu
 language plpgsql volatile
 as $$
 declare
-    told bigint;
+    nudged bigint;
 begin
     select count(pg_notify(fairlane.channel(chosen.worker), queue::text))
-    into told
+    into nudged
     from (
         select w.worker
         from fairlane.waiters w
         where w.queue_id = queue
           and w.worker is distinct from but_not
-          -- Whoever can share an ear's lock would speak to the dead.
-          and not pg_try_advisory_xact_lock_shared(w.ear)
+          -- Whoever can share an listener's lock would notify a dead session.
+          and not pg_try_advisory_xact_lock_shared(w.alive_lock)
         order by random()
         limit most
     ) chosen;
-    return told;
+    return nudged;
 end
 $$;
-comment on function fairlane.nudge is 'Wake up to so many of those who wait for work in a queue, chosen by chance. Returns how many were told.';
+comment on function fairlane.nudge is 'Wake up to so many of those who wait for work in a queue, chosen by chance. Returns how many were nudged.';
 
 create or replace function fairlane.request_lease(base uuid, request bigint) returns uuid
 language sql immutable parallel safe
@@ -382,7 +382,7 @@ create or replace function fairlane.write_claim(
     backlogs fairlane.gates[],
     tally bytea,
     waiter uuid,
-    ear bigint,
+    alive_lock bigint,
     nudges bigint
 ) returns table (
     "position" bigint,
@@ -410,12 +410,12 @@ begin
     end if;
     -- Registered or withdrawn as a waiter; a null worker changes nothing.
     if waiter is not null then
-        if ear is null then
+        if alive_lock is null then
             delete from fairlane.waiters w where w.queue_id = queue and w.worker = waiter;
         else
-            insert into fairlane.waiters (queue_id, worker, ear)
-            values (queue, waiter, write_claim.ear)
-            on conflict (queue_id, worker) do update set ear = excluded.ear;
+            insert into fairlane.waiters (queue_id, worker, alive_lock)
+            values (queue, waiter, write_claim.alive_lock)
+            on conflict (queue_id, worker) do update set alive_lock = excluded.alive_lock;
         end if;
     end if;
     if nudges > 0 then
@@ -444,7 +444,7 @@ begin
         )
     ),
     noted as (
-        insert into fairlane.journal (queue_id, seq, token, delta, told)
+        insert into fairlane.journal (queue_id, seq, token, delta, stats)
         values (queue, changed_to, changed_token, changed, tally)
     ),
     released as (
@@ -540,22 +540,22 @@ create or replace function fairlane.announce(jobs uuid[]) returns bigint
 language plpgsql volatile
 as $$
 declare
-    told bigint;
+    nudged bigint;
 begin
     select count(pg_notify(fairlane.channel(w.waiter), w.job::text))
-    into told
+    into nudged
     from fairlane.result_waiters w
     where w.job = any (jobs)
-      -- Whoever can share an ear's lock would speak to the dead.
+      -- Whoever can share an listener's lock would notify a dead session.
       and (
-        select not pg_try_advisory_xact_lock_shared(l.ear)
+        select not pg_try_advisory_xact_lock_shared(l.alive_lock)
         from fairlane.result_listeners l
         where l.waiter = w.waiter
       );
-    return told;
+    return nudged;
 end
 $$;
-comment on function fairlane.announce is 'Tell those who wait for these jobs that they have ended. Returns how many were told.';
+comment on function fairlane.announce is 'Tell those who wait for these jobs that they have ended. Returns how many were nudged.';
 
 -- Settling, and asking for work in the same call: what a worker of few slots does all the time.
 
@@ -624,7 +624,7 @@ begin
     ),
     -- Where jobs wait for slots, one waiter is told, although the settling worker claims for its own slots as a rule.
     woken as (
-        select sum(fairlane.nudge(f.queue_id, 1)) as told
+        select sum(fairlane.nudge(f.queue_id, 1)) as nudged
         from (
             select queue_id
             from freed
@@ -647,7 +647,7 @@ begin
     select
         case when (select count(*) from ended) = cardinality($2) then '{}'
             else array(select u.id from unnest($2) u except select id from ended) end as lost,
-        woken.told,
+        woken.nudged,
         -- (The condition is for the planner, which may not walk an index without one.)
         case when exists (select from fairlane.result_listeners l where l.waiter >= '00000000-0000-0000-0000-000000000000')
             then fairlane.announce(array(select id from ended)) end as announced
@@ -848,8 +848,8 @@ as $$
         from clock
         returning position, ready_at, state, given_by, ctid as place, fairlane.keys_of_lane(lane_keys, keys, task) as keys
     ),
-    rung as (
-        -- One that is due later rings for its numbers alone: they hold from now on.
+    appended as (
+        -- One that is due later is announced for its numbers alone: they hold from now on.
         insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given, given_by, place)
         select $4, $7, $6, keys, state, position, ready_at, $15, given_by,
             case when state = {ready} then place end
@@ -870,7 +870,7 @@ $$;
 -- Whatever waits is cancelled here and now; what runs is asked to stop, and its worker is told.
 -- $1 job, $2 now or null, $3 whether what runs is left alone, $4 the reason
 create or replace function fairlane.cancel_job(uuid, bigint, boolean, text)
-returns table (was smallint, state integer, told text, announced bigint, woken bigint)
+returns table (was smallint, state integer, nudged text, announced bigint, woken bigint)
 language sql volatile
 as $$
     with
@@ -888,7 +888,7 @@ as $$
         where j.id = any (array[job.id]) and job.state < {running}
         returning j.id
     ),
-    rung as (
+    appended as (
         insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, resumed)
         select queue_id, lane, priority, fairlane.keys_of_lane(lane_keys, keys, task), -state, position, ready_at,
             keeps_place::integer
@@ -920,7 +920,7 @@ as $$
         case when job.state < {running} then {cancelled} else job.state end as state,
         (select pg_notify(fairlane.channel(l.worker_id), 'cancel')
          from fairlane.leases l
-         where l.id = job.lease and job.state = {running} and not $3)::text as told,
+         where l.id = job.lease and job.state = {running} and not $3)::text as nudged,
         case when job.state < {running} then fairlane.announce(array[job.id]) end as announced,
         -- Whoever has waited behind it in a sequence can start now.
         case when job.state = {scheduled} and job.keeps_place
@@ -955,7 +955,7 @@ as $$
 $$;
 
 -- The keys that a job carries, in canonical form: those given, and those that the policy needs and the arguments name.
-create or replace function fairlane.stamped_keys(task text, queue text, policy jsonb, keys json, kwargs json) returns jsonb
+create or replace function fairlane.keys_of_job(task text, queue text, policy jsonb, keys json, kwargs json) returns jsonb
 language plpgsql stable
 as $$
 declare
@@ -1105,7 +1105,7 @@ begin
             from unnest(each.names, each.key) as n (name, value)
           );
         most := coalesce(most, each.most);
-        -- What claims have folded, and the bells that they have not: in one snapshot, so that they add up.
+        -- What claims have folded, and the lane events that they have not: in one snapshot, so that they add up.
         select greatest(0, coalesce((
             select g.in_flight
             from fairlane.gates g
@@ -1234,7 +1234,7 @@ begin
                 else '(' || (select string_agg(format('''%s''', n), ', ') from jsonb_array_elements_text(ordered -> 'by') n) || ')'
             end);
     end if;
-    stamped := fairlane.stamped_keys(task, enqueue.queue, policy, enqueue.keys, enqueue.kwargs);
+    stamped := fairlane.keys_of_job(task, enqueue.queue, policy, enqueue.keys, enqueue.kwargs);
     if policy ? 'partition' then
         home := fairlane.home_of(task, enqueue.queue, policy -> 'partition', stamped, job, enqueue.partition, enqueue.partition_key);
         queue_number := (select q.id from fairlane.queues q where q.name = home);

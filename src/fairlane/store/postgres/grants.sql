@@ -20,19 +20,19 @@ grant select on sequence fairlane.time_ahead, fairlane.time_latest to {role};
 -- none that are there. To know how much of a backlog waits it may have to fold what is pending, and so writes the state of
 -- the queue.
 grant select on fairlane.arrivals, fairlane.attempts, fairlane.claimers, fairlane.flows, fairlane.forced, fairlane.gates,
-    fairlane.jobs, fairlane.journal, fairlane.key_figures, fairlane.lanes, fairlane.leases, fairlane.overrides,
-    fairlane.queue_figures, fairlane.queue_states, fairlane.queues, fairlane.releases, fairlane.result_listeners,
-    fairlane.result_waiters, fairlane.rings, fairlane.schedules, fairlane.shared_gates, fairlane.shared_limit_queues,
+    fairlane.jobs, fairlane.journal, fairlane.key_stats, fairlane.lanes, fairlane.leases, fairlane.overrides,
+    fairlane.queue_stats, fairlane.queue_states, fairlane.queues, fairlane.releases, fairlane.result_listeners,
+    fairlane.result_waiters, fairlane.gate_wakeups, fairlane.schedules, fairlane.shared_gates, fairlane.shared_limit_queues,
     fairlane.shared_limits, fairlane.shared_releases, fairlane.shared_states, fairlane.stored_values, fairlane.unique_jobs, fairlane.uniques,
     fairlane.waiters, fairlane.workers to {role};
 grant insert on fairlane.arrivals, fairlane.cancellations, fairlane.finished, fairlane.flows, fairlane.gates, fairlane.jobs,
     fairlane.journal, fairlane.lanes, fairlane.leases, fairlane.queue_states, fairlane.queues, fairlane.result_listeners,
-    fairlane.result_waiters, fairlane.rings, fairlane.shared_gates, fairlane.shared_limit_queues, fairlane.shared_limits,
+    fairlane.result_waiters, fairlane.gate_wakeups, fairlane.shared_gates, fairlane.shared_limit_queues, fairlane.shared_limits,
     fairlane.shared_states, fairlane.stored_values, fairlane.unique_jobs, fairlane.uniques to {role};
 grant update on fairlane.flows, fairlane.gates, fairlane.jobs, fairlane.lanes, fairlane.queue_states,
     fairlane.shared_gates, fairlane.shared_states, fairlane.stored_values, fairlane.uniques to {role};
 grant delete on fairlane.arrivals, fairlane.flows, fairlane.gates, fairlane.journal, fairlane.lanes, fairlane.releases,
-    fairlane.result_listeners, fairlane.result_waiters, fairlane.rings, fairlane.shared_gates, fairlane.shared_limit_queues,
+    fairlane.result_listeners, fairlane.result_waiters, fairlane.gate_wakeups, fairlane.shared_gates, fairlane.shared_limit_queues,
     fairlane.shared_releases, fairlane.stored_values to {role};
 grant usage on sequence fairlane.positions to {role};
 grant execute on function fairlane.cancel, fairlane.enqueue, fairlane.job_status to {role};
@@ -41,9 +41,9 @@ grant execute on function fairlane.cancel, fairlane.enqueue, fairlane.job_status
 -- Claims, settles, fires schedules and does the upkeep; enqueues as well. It ends overrides whose time has come, copies
 -- them to new partitions when it finishes a change that somebody began, and records both.
 grant select, insert, update, delete on fairlane.arrivals, fairlane.attempts, fairlane.cancellations, fairlane.claimers,
-    fairlane.finished, fairlane.flows, fairlane.forced, fairlane.gates, fairlane.jobs, fairlane.key_figures, fairlane.lanes,
-    fairlane.leases, fairlane.minutes, fairlane.overrides, fairlane.queue_figures, fairlane.releases,
-    fairlane.result_listeners, fairlane.result_waiters, fairlane.rings, fairlane.shared_gates, fairlane.shared_limit_queues,
+    fairlane.finished, fairlane.flows, fairlane.forced, fairlane.gates, fairlane.jobs, fairlane.key_stats, fairlane.lanes,
+    fairlane.leases, fairlane.minutes, fairlane.overrides, fairlane.queue_stats, fairlane.releases,
+    fairlane.result_listeners, fairlane.result_waiters, fairlane.gate_wakeups, fairlane.shared_gates, fairlane.shared_limit_queues,
     fairlane.shared_limits, fairlane.shared_releases, fairlane.shared_states, fairlane.stored_values,
     fairlane.unique_jobs, fairlane.uniques, fairlane.waiters, fairlane.workers to {role};
 grant select, insert, update on fairlane.queue_states, fairlane.queues, fairlane.schedules to {role};
@@ -58,9 +58,9 @@ grant execute on function fairlane.cancel, fairlane.enqueue, fairlane.job_status
 -- Looks at everything but the values that programs keep, and may log out.
 grant select on fairlane.arrivals, fairlane.attempts, fairlane.audit, fairlane.cancellations, fairlane.claimers,
     fairlane.ended_sessions, fairlane.finished, fairlane.flows, fairlane.forced, fairlane.gates, fairlane.jobs,
-    fairlane.journal, fairlane.key_figures, fairlane.lanes, fairlane.leases, fairlane.minutes, fairlane.overrides,
-    fairlane.queue_figures, fairlane.queue_states, fairlane.queues, fairlane.releases, fairlane.result_listeners,
-    fairlane.result_waiters, fairlane.rings, fairlane.schedules, fairlane.shared_gates, fairlane.shared_limit_queues, fairlane.shared_limits,
+    fairlane.journal, fairlane.key_stats, fairlane.lanes, fairlane.leases, fairlane.minutes, fairlane.overrides,
+    fairlane.queue_stats, fairlane.queue_states, fairlane.queues, fairlane.releases, fairlane.result_listeners,
+    fairlane.result_waiters, fairlane.gate_wakeups, fairlane.schedules, fairlane.shared_gates, fairlane.shared_limit_queues, fairlane.shared_limits,
     fairlane.shared_releases, fairlane.shared_states, fairlane.unique_jobs, fairlane.uniques,
     fairlane.waiters, fairlane.workers to {role};
 grant insert on fairlane.ended_sessions to {role};
@@ -70,14 +70,14 @@ grant insert on fairlane.ended_sessions to {role};
 -- the claims of dead workers on the way, whose jobs may leave effects: new jobs, and values, which it cannot read.
 grant select, insert, update, delete on fairlane.arrivals, fairlane.attempts, fairlane.cancellations, fairlane.claimers,
     fairlane.finished, fairlane.flows, fairlane.forced, fairlane.gates, fairlane.jobs, fairlane.lanes, fairlane.leases,
-    fairlane.overrides, fairlane.releases, fairlane.result_listeners, fairlane.result_waiters, fairlane.rings,
+    fairlane.overrides, fairlane.releases, fairlane.result_listeners, fairlane.result_waiters, fairlane.gate_wakeups,
     fairlane.shared_gates, fairlane.shared_limit_queues, fairlane.shared_limits, fairlane.shared_releases,
     fairlane.shared_states, fairlane.unique_jobs, fairlane.uniques, fairlane.waiters to {role};
 grant select, insert, update on fairlane.queue_states, fairlane.queues to {role};
 grant select, insert, delete on fairlane.journal to {role};
 grant select, update on fairlane.schedules to {role};
 grant select, insert on fairlane.audit, fairlane.ended_sessions to {role};
-grant select, insert, update, delete on fairlane.key_figures, fairlane.minutes, fairlane.queue_figures to {role};
+grant select, insert, update, delete on fairlane.key_stats, fairlane.minutes, fairlane.queue_stats to {role};
 grant select on fairlane.workers to {role};
 grant select (key), insert, update, delete on fairlane.stored_values to {role};
 grant usage on sequence fairlane.positions to {role};

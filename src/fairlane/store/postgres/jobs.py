@@ -29,7 +29,8 @@ AT_ONCE = 5_000
 """Jobs that one statement stores; more of them go in several, in one transaction."""
 COPIED_FROM = 250
 COPIED_PER_LANE = 3
-"""So many jobs at least, and so many a lane, are copied in: below, round trips and bells cost more than is gained."""
+"""So many jobs at least, and so many a lane, are copied in: below, round trips and lane events cost more than is
+gained."""
 
 
 async def insert(
@@ -42,7 +43,7 @@ async def insert(
     is_repeated: bool = False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> dict[UUID, Conflict]:
-    """Store jobs, ring their lanes' bells and wake whoever waits for them; `DuplicateJob` if an id is taken.
+    """Store jobs, append the events of their lanes and wake whoever waits for them; `DuplicateJob` if an id is taken.
 
     Returns what met a unique key that another job holds.
     """
@@ -220,9 +221,10 @@ class _Kind(Struct, eq=False):
 async def copy_in(
     connection: Connection, jobs: Sequence[NewJob], queues: Mapping[str, int], now: Instant | None, *, is_callers: bool
 ) -> None:
-    """Store jobs, ring their lanes' bells and wake whoever waits for them, inside a transaction."""
+    """Store jobs, append the events of their lanes and wake whoever waits for them, inside a transaction."""
     if any(job.run_at is not None for job in jobs):
-        # Whether they are ready is to be known before bells are rung for them. A time of day goes by the wall clock.
+        # Whether they are ready is to be known before their lane events are written. A time of day goes by the wall
+        # clock.
         found = await connection.fetchrow(STATEMENTS["select_time"], now)
         assert found is not None
         now, ahead = found
@@ -240,7 +242,7 @@ async def copy_in(
         [kind.last for kind in distinct],
         [None if kind.job.given is None else encode(kind.job.given) for kind in distinct],
     ]
-    row = await connection.fetchrow(STATEMENTS["ring"], now, is_callers, len(jobs), *counted)
+    row = await connection.fetchrow(STATEMENTS["append_events"], now, is_callers, len(jobs), *counted)
     assert row is not None
     at, positions, _ = row
     for kind in distinct:
@@ -346,7 +348,7 @@ GATHERED_BYTES = 1 << 20
 Waiter = asyncio.Future[None]
 
 
-class Gathering:
+class InsertBatcher:
     """Where jobs meet on their way to the server."""
 
     def __init__(self, connections: Connections, clock: StoreClock, queues: Mapping[str, int]) -> None:

@@ -85,7 +85,7 @@ order by j.id
 for update skip locked
 
 -- name: replay
--- Put ended jobs back at the end of their lanes, with bells, and wake one waiter for each. The last attempt moves from
+-- Put ended jobs back at the end of their lanes, with lane events, and wake one waiter for each. The last attempt moves from
 -- the job's row into its history.
 -- $1 now or null, $2 jobs, $3 delay
 with
@@ -123,7 +123,7 @@ back as (
     returning j.queue_id, j.lane, j.priority, j.position, j.ready_at, j.state, j.given, j.given_by,
         fairlane.keys_of_lane(j.lane_keys, j.keys, j.task) as keys
 ),
-rung as (
+appended as (
     insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given, given_by)
     select queue_id, lane, priority, (array_agg(keys))[1], count(*), min(position), min(ready_at),
         (array_agg(given order by given_by desc) filter (where given is not null))[1], max(given_by)
@@ -134,7 +134,7 @@ rung as (
 ),
 -- One waiter for each job that can start, and one to hold the timer of those that are due later.
 woken as (
-    select sum(fairlane.nudge(wanted.queue_id, wanted.most)) as told
+    select sum(fairlane.nudge(wanted.queue_id, wanted.most)) as nudged
     from (
         select queue_id, count(*) filter (where state = {ready}) + least(1, count(*) filter (where state = {scheduled})) as most
         from back
@@ -142,7 +142,7 @@ woken as (
     ) wanted
     where (select true from fairlane.waiters w where w.queue_id = wanted.queue_id limit 1)
 )
-select given.id, given.state, woken.told
+select given.id, given.state, woken.nudged
 from given
 cross join woken
 
@@ -246,11 +246,11 @@ hurried as (
     returning j.queue_id
 ),
 woken as (
-    select sum(fairlane.nudge(wanted.queue_id, wanted.most)) as told
+    select sum(fairlane.nudge(wanted.queue_id, wanted.most)) as nudged
     from (select queue_id, count(*) as most from hurried group by queue_id) wanted
     where (select true from fairlane.waiters w where w.queue_id = wanted.queue_id limit 1)
 )
-select j.id, coalesce(g.state, j.state) as state, g.id is null as is_busy, woken.told
+select j.id, coalesce(g.state, j.state) as state, g.id is null as is_busy, woken.nudged
 from fairlane.jobs j
 left join lateral (select * from given g where g.id = j.id limit 1) g on true
 cross join woken
@@ -269,7 +269,7 @@ from (
 ) newest
 
 -- name: select_traces
--- A waiter is there as long as its ear holds its lock.
+-- A waiter is there as long as its listener holds its lock.
 -- $1 queue, $2 flows, $3 gates
 select
     array(
@@ -285,5 +285,5 @@ select
     (
         select count(*)
         from fairlane.waiters w
-        where w.queue_id = $1 and not pg_try_advisory_xact_lock_shared(w.ear)
+        where w.queue_id = $1 and not pg_try_advisory_xact_lock_shared(w.alive_lock)
     ) as listeners

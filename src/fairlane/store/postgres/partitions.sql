@@ -1,7 +1,7 @@
 -- Jobs that belong to another partition of their queue. Under the claim lock of the one that they leave.
 
 -- name: select_lanes_in_use
--- Every lane of a queue with jobs that are ready or run, as far as bells have been folded.
+-- Every lane of a queue with jobs that are ready or run, as far as lane events have been folded.
 select l.id, l.priority, l.keys, l.ready, l.in_flight, l.floor
 from fairlane.lanes l
 where l.queue_id = $1::integer and (l.ready > 0 or l.in_flight > 0)
@@ -14,7 +14,7 @@ where j.queue_id = $1::integer and j.due_at is not null
 group by j.lane, j.priority
 
 -- name: move_ready_jobs
--- The first ready jobs of these lanes leave their queue for others: they keep their positions, and ring in both.
+-- The first ready jobs of these lanes leave their queue for others: they keep their positions, and have lane events in both.
 -- $1 lanes, $2 their floors, $3 how many of each, $4 queues that they go to, $5 lanes that they join
 with
 leaving as materialized (
@@ -44,7 +44,7 @@ forced as (
     from moved m
     where x.job = any (array[m.id])
 ),
-rung as (
+appended as (
     insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given, given_by)
     select from_queue, from_lane, priority, (array_agg(keys))[1], -count(*), min(position), min(ready_at), null, null
     from moved
@@ -90,7 +90,7 @@ forced as (
     from moved m
     where x.job = any (array[m.id])
 ),
-rung as (
+appended as (
     insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, resumed)
     select from_queue, from_lane, priority, keys, 0, position, ready_at, 1
     from moved

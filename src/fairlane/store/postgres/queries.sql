@@ -119,7 +119,7 @@ from fairlane.queues
 order by name
 
 -- name: enqueue
--- Store jobs, ring one bell for each lane, and wake at most one waiter for each job. An id that is there already fails
+-- Store jobs, append one lane event for each lane, and wake at most one waiter for each job. An id that is there already fails
 -- the whole statement, and nothing of it is stored.
 -- $1 now or null, $2 whether in the caller's transaction, $3 jobs
 with
@@ -148,8 +148,8 @@ stored as (
     returning queue_id, lane, priority, position, ready_at, state, fairlane.keys_of_lane(lane_keys, keys, task) as keys,
         given
 ),
-rung as (
-    -- A job that is due later rings for its numbers alone: they hold from now on.
+appended as (
+    -- A job that is due later is announced for its numbers alone: they hold from now on.
     insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given, given_by)
     select queue_id, lane, priority, (array_agg(keys))[1], count(*) filter (where state = {ready}),
         coalesce(min(position) filter (where state = {ready}), min(position)), min(ready_at),
@@ -178,8 +178,8 @@ select sum(case
 end)
 from wanted
 
--- name: ring
--- As `enqueue`, for jobs whose rows this transaction copies in next: take their positions, ring their lanes' bells, wake waiters.
+-- name: append_events
+-- As `enqueue`, for jobs whose rows this transaction copies in next: take their positions, append the events of their lanes, wake waiters.
 -- Keys come as text: the connection may be a caller's who has jsonb written in another way.
 -- $1 now or null, $2 whether in the caller's transaction, $3 how many jobs; of each kind of jobs that are alike $4 queue, $5 lane,
 -- $6 priority, $7 keys, $8 whether they are ready, $9 how many, $10 and $11 the places of the first and the last of them, $12 the
@@ -199,8 +199,8 @@ kinds as materialized (
     )
         as k (queue_id, lane, priority, keys, is_ready, jobs, first, last, given)
 ),
-rung as (
-    -- Jobs that are due later ring for their numbers alone: they hold from now on.
+appended as (
+    -- Jobs that are due later are announced for their numbers alone: they hold from now on.
     insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, given, given_by)
     select b.queue_id, b.lane, b.priority, b.keys::jsonb, b.jobs, taken.positions[b.first], clock.now, b.given,
         taken.positions[b.given_place]
@@ -226,7 +226,7 @@ woken as (
         when exists (select from fairlane.waiters w where w.queue_id = wanted.queue_id)
             then fairlane.nudge(queue_id, most)
         else 0
-    end) as told
+    end) as nudged
     from (
         select k.queue_id, coalesce(sum(k.jobs) filter (where k.is_ready), 0) + least(1, count(*) filter (where not k.is_ready))
             as most
@@ -234,7 +234,7 @@ woken as (
         group by k.queue_id
     ) wanted
 )
-select clock.now, taken.positions, woken.told
+select clock.now, taken.positions, woken.nudged
 from clock
 cross join taken
 cross join woken
@@ -292,7 +292,7 @@ from unnest($1::bytea[], $2::uuid[], $3::bytea[], $4::smallint[], $5::bigint[]) 
 where u.id = any (array[t.id])
 
 -- name: settle
--- End claims: fenced by their lease, with their bells, their history and their place in retention.
+-- End claims: fenced by their lease, with their lane events, their history and their place in retention.
 -- $1 now or null, $2 settlements, $3 leases that hold nothing more, $4 whether a reaper settles, $5 lags in the order of $2, or
 -- null (beside them and not in them: programs of an older version settle too)
 with
@@ -378,7 +378,7 @@ freed_shared as (
     select shared_limit, gate, queue_id, task, ended, ran, unstarted, since, failed, neutral, latest
     from passed
 ),
-rung as (
+appended as (
     insert into fairlane.arrivals (queue_id, lane, priority, keys, count, floor, since, resumed)
     select queue_id, lane, priority, (array_agg(keys))[1], count(*), min(position), min(ready_at), count(*)
     from ended
@@ -411,7 +411,7 @@ forgotten as (
 -- that are free now, if jobs wait for slots. (A worker that lives claims for its own slots as a rule.)
 woken as (
     select sum(fairlane.nudge(back.queue_id, back.ready + back.due + case when $4 or stopped.ready > 0 then 1 else 0 end))
-        as told
+        as nudged
     from (
         select queue_id, count(*) filter (where state = {ready}) as ready,
             least(1, count(*) filter (where state = {scheduled})) as due
@@ -438,7 +438,7 @@ woken as (
 select
     case when (select count(*) from ended) = cardinality($2) then '{}'
         else array(select id from given except select id from ended) end as lost,
-    woken.told,
+    woken.nudged,
     case when exists (select from fairlane.result_listeners l where l.waiter >= '00000000-0000-0000-0000-000000000000')
         then fairlane.announce(array(select id from ended where state > {running})) end as announced
 from woken
@@ -535,7 +535,7 @@ from fairlane.leases
 
 -- name: delete_deaf_waiters
 delete from fairlane.waiters
-where pg_try_advisory_xact_lock_shared(ear)
+where pg_try_advisory_xact_lock_shared(alive_lock)
 
 -- name: delete_gone_claimers
 delete from fairlane.claimers c
@@ -554,7 +554,7 @@ where worker = $1
 select fairlane.nudge($1::integer, $2::bigint, $3::uuid)
 
 -- name: listen
--- The lock says that this ear is alive; it goes with the session.
+-- The lock says that this listener is alive; it goes with the session.
 select pg_advisory_lock($1::bigint), fairlane.channel($2::uuid) as channel
 
 -- name: update_progress
@@ -612,7 +612,7 @@ order by id
 -- name: select_counts
 select s.ready, s.running, s.parked,
     (select count(*) from fairlane.arrivals a where a.queue_id = s.queue_id)
-        + (select count(*) from fairlane.releases r where r.queue_id = s.queue_id) as bells
+        + (select count(*) from fairlane.releases r where r.queue_id = s.queue_id) as lane_events
 from fairlane.queue_states s
 where s.queue_id = $1
 order by s.version desc
@@ -726,10 +726,10 @@ select fairlane.write_values($1::text[], $2::bytea[])
 -- Waiting for jobs to end.
 
 -- name: open_results
--- The lock says that this ear is alive; it goes with the session.
--- $1 ear, $2 waiter
+-- The lock says that this listener is alive; it goes with the session.
+-- $1 alive_lock, $2 waiter
 with listening as (
-    insert into fairlane.result_listeners (waiter, ear)
+    insert into fairlane.result_listeners (waiter, alive_lock)
     values ($2::uuid, $1::bigint)
 )
 select pg_advisory_lock($1), fairlane.channel($2) as channel
@@ -772,7 +772,7 @@ where coalesce((select j.state > {running} from fairlane.jobs j where j.id = u.j
 -- name: delete_deaf_result_listeners
 with deaf as (
     delete from fairlane.result_listeners
-    where pg_try_advisory_xact_lock_shared(ear)
+    where pg_try_advisory_xact_lock_shared(alive_lock)
     returning waiter
 )
 delete from fairlane.result_waiters w
@@ -826,8 +826,8 @@ where id = $1
 -- Back-pressure on producers.
 
 -- name: count_ready
--- What the gates of backlogs count, and the bells that are not folded yet: in one snapshot, so that they add up.
--- $1 queue, $2 gates, $3 how many bells
+-- What the gates of backlogs count, and the lane events that are not folded yet: in one snapshot, so that they add up.
+-- $1 queue, $2 gates, $3 how many lane events
 select n.id as gate, g.in_flight as count, null::smallint as priority, null::text as keys
 from unnest($2::bytea[]) as n (id)
 cross join lateral (

@@ -68,7 +68,7 @@ where name = $1
 -- Heard by every worker once this is committed, and by whoever has schedules looked at: operators act seldom.
 select pg_notify('fairlane', 'schedules')
 
--- name: amend_schedule
+-- name: change_schedule
 update fairlane.schedules
 set is_paused = $2::boolean, next_at = $3::bigint, triggers = $4::bigint
 where name = $1

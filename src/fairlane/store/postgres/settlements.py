@@ -1,4 +1,4 @@
-"""Ending claims on PostgreSQL: fenced by their lease, with their bells in the same transaction."""
+"""Ending claims on PostgreSQL: fenced by their lease, with their lane events in the same transaction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob, StoreUnavailable, UnknownQueue
-from fairlane.job import Claim, StampedEffects, State
+from fairlane.job import BuiltEffects, Claim, State
 from fairlane.policy.unique import Conflict
 from fairlane.scheduler.settlement import Settlement, abandoned_by
 from fairlane.scheduler.settlement import settle as decide
@@ -49,12 +49,12 @@ class Settler:
         connections: Connections,
         clock: StoreClock,
         queue_number: Callable[[str], Awaitable[int]],
-        carriage: Carriage,
+        piggyback: Piggyback,
     ) -> None:
         self._connections = connections
         self._clock = clock
         self._queue_number = queue_number
-        self._carriage = carriage
+        self._piggyback = piggyback
         self._held: dict[UUID, set[UUID]] = {}
 
     def claimed(self, lease: UUID, claims: Iterable[Claim]) -> None:
@@ -101,7 +101,7 @@ class Settler:
         await connection.execute(STATEMENTS["tell_all_if_blind"])
         return lost
 
-    async def _queues_of(self, effects: StampedEffects | None) -> dict[str, int]:
+    async def _queues_of(self, effects: BuiltEffects | None) -> dict[str, int]:
         """The numbers of the queues to which follow-ups go."""
         names = {job.queue for job in effects.jobs} if effects else set()
         return {name: await self._queue_number(name) for name in names}
@@ -145,7 +145,7 @@ class Settler:
         lost = None
         if are_done and not was_tried:
             try:
-                lost = await self._carriage.settle(self._done(settlements, emptied))
+                lost = await self._piggyback.settle(self._done(settlements, emptied))
             except StoreUnavailable:
                 was_tried = True
 
@@ -305,7 +305,7 @@ async def _inherit(connection: Connection, lease: UUID, settlements: Sequence[Se
 
 
 async def _land(
-    connection: Connection, effects: StampedEffects, queues: Mapping[str, int], now: int | None, *, is_callers: bool
+    connection: Connection, effects: BuiltEffects, queues: Mapping[str, int], now: int | None, *, is_callers: bool
 ) -> dict[UUID, Conflict]:
     """Store effects; returns what met a unique key that another job holds."""
     conflicts = {}
@@ -406,7 +406,7 @@ class Done(msgspec.Struct, frozen=True):
     emptied: list[UUID]
 
 
-class Passenger:
+class PendingSettlements:
     """Settlements on their way with a claim."""
 
     __slots__ = ("answer", "done")
@@ -421,7 +421,7 @@ class Passenger:
             self.answer.set_result(lost)
 
 
-class Carriage:
+class Piggyback:
     """Brings the settlements of a process to its next claim."""
 
     def __init__(self) -> None:
@@ -429,7 +429,7 @@ class Carriage:
         """The last claim asked in public, so that the next one can take settlements along."""
         self.may_wait = False
         """No limit waits for what is settled: it may stay until the claim that is under way has ended."""
-        self._waiting: Passenger | None = None
+        self._waiting: PendingSettlements | None = None
         self._is_under_way = False
         self._ended = asyncio.Event()
 
@@ -438,14 +438,14 @@ class Carriage:
         self._is_under_way = True
 
     @contextlib.contextmanager
-    def boarded(self) -> Iterator[Passenger | None]:
+    def taken(self) -> Iterator[PendingSettlements | None]:
         """What this claim takes along. If the block is left by an error, nobody knows what became of it."""
-        passenger, self._waiting = self._waiting, None
+        pending, self._waiting = self._waiting, None
         try:
-            yield passenger
+            yield pending
         finally:
-            if passenger is not None:
-                passenger.arrived(None)
+            if pending is not None:
+                pending.arrived(None)
 
     def arrive(self) -> None:
         """A claim has ended, and the next may follow in the same turn of the loop."""
@@ -460,16 +460,16 @@ class Carriage:
         """
         if not self.is_in_service or self._waiting is not None or (self._is_under_way and not self.may_wait):
             return None
-        passenger = self._waiting = Passenger(done)
+        pending = self._waiting = PendingSettlements(done)
         try:
             # Whoever has freed slots asks for jobs in the same turn as it settles.
             await (self._ended.wait() if self._is_under_way else asyncio.sleep(0))
         finally:
-            is_left = self._waiting is passenger
+            is_left = self._waiting is pending
             if is_left:
                 self._waiting = None
         if is_left:
             return None
-        if (lost := await passenger.answer) is None:
+        if (lost := await pending.answer) is None:
             raise StoreUnavailable("the claim that was to settle these jobs as well was broken off")
         return lost

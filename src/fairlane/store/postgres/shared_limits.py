@@ -11,7 +11,7 @@ from fairlane.clock import Instant
 from fairlane.policy.keys import shared_gate_id
 from fairlane.policy.policy import Policy, shared_identity
 from fairlane.scheduler.rebuild import Claimed
-from fairlane.scheduler.snapshot import Contender, Events, Plan, Ring, SharedGateRow, SharedRelease, Start
+from fairlane.scheduler.snapshot import Contender, Events, GateWakeup, Plan, SharedGateRow, SharedRelease, Start
 from fairlane.store.postgres.connections import STATEMENTS, Connection
 from fairlane.store.protocol import RELEASES_AT_MOST
 from fairlane.store.rows import decode_keys, decode_limit, encode
@@ -44,7 +44,7 @@ class Sharing:
         found = await self._connection.fetch(STATEMENTS["load_shared"], self._queue, of_queues, RELEASES_AT_MOST, now)
         self._states = []
         self._places.clear()
-        rung: list[bytes] = []
+        woken: list[bytes] = []
         shared: list[SharedGateRow] = []
         releases: list[SharedRelease] = []
         documents: list[str] = []
@@ -61,9 +61,9 @@ class Sharing:
                 case "s":
                     shared.append(self.gate(row))
                 case _:
-                    rung.append(row["id"])
+                    woken.append(row["id"])
         self._is_drained = bool(releases)
-        events = msgspec.structs.replace(events, now=latest, shared=shared, shared_releases=releases, rung=rung)
+        events = msgspec.structs.replace(events, now=latest, shared=shared, shared_releases=releases, woken=woken)
         return resolved(policy, documents), events
 
     async def look(self, policy: Policy, events: Events) -> tuple[Policy, Events]:
@@ -93,9 +93,9 @@ class Sharing:
         return (start.shared, [self._limits[gate] for gate in start.shared]) if start.shared else (None, None)
 
     async def write(self, plan: Plan) -> None:
-        """Store what a plan has changed, and ring."""
-        if plan.shared or plan.rings or self._is_drained:
-            await self.put(plan.shared, plan.rings)
+        """Store what a plan has changed, and wake other queues."""
+        if plan.shared or plan.wakeups or self._is_drained:
+            await self.put(plan.shared, plan.wakeups)
 
     async def walk(self, after: bytes, limit: int) -> list[SharedGateRow]:
         """A stretch of the gates of the queue's limits."""
@@ -136,8 +136,8 @@ class Sharing:
         waiting = msgspec.json.decode(row["contenders"], type=list[Contender])
         return SharedGateRow(row["id"], row["name"], key, row["i1"], row["i2"], waiting, row["memo"], row["value"])
 
-    async def put(self, gates: Sequence[SharedGateRow], rings: Sequence[Ring]) -> None:
-        """Store these gates, and ring."""
+    async def put(self, gates: Sequence[SharedGateRow], wakeups: Sequence[GateWakeup]) -> None:
+        """Store these gates, and wake other queues."""
         changed, new = [], []
         for row in gates:
             waiting = encode(row.contenders)
@@ -153,8 +153,8 @@ class Sharing:
             [bound for _, bound in states],
             changed,
             new,
-            [ring.queue for ring in rings],
-            [ring.gate for ring in rings],
+            [wakeup.queue for wakeup in wakeups],
+            [wakeup.gate for wakeup in wakeups],
         )
         # What has been written has moved.
         self._places.clear()

@@ -99,14 +99,14 @@ cross join lateral (
 ) g
 
 -- name: load_shared
--- Drain the bells of a queue's shared limits, take what was rung for it, and read the gates that these name.
+-- Drain the lane events of a queue's shared limits, take its wakeups, and read the gates that these name.
 -- $1 queue, $2 shared gates to read in any case, $3 how many releases, $4 now or null
 --
 --   kind        place number id name  keys     contenders i1        i2   i3        i4    i5      i6      i7
 --   l a limit     ×     ×       bound document            now
 --   r a release              ×  task  queue               ended     ran  unstarted since failed  neutral latest
 --   s shared      ×          ×  limit ×        ×          in_flight tat
---   g a gate of the queue's own that was rung ×
+--   g a gate of the queue's own that was woken ×
 with
 limits as materialized (
     select l.id, l.document, s.place, s.releases_from, pg_snapshot_xmin(pg_current_snapshot()) as oldest
@@ -136,8 +136,8 @@ released as (
     ))
     returning shared_limit, xid, gate, queue_id, task, ended, ran, unstarted, since, failed, neutral, latest
 ),
-rung as (
-    delete from fairlane.rings
+woken_gates as (
+    delete from fairlane.gate_wakeups
     where queue_id = $1
     returning gate
 )
@@ -159,7 +159,7 @@ from (select unnest($2::bytea[]) as id union select gate from released) n
 {newest_gate}
 union all
 select 'g', null, null, gate, null, null, null, null, null, null, null, null, null, null, null, null
-from rung
+from woken_gates
 
 -- name: select_shared_gates
 select g.place, g.id, g."limit" as name, g.key as keys, g.contenders, g.in_flight as i1, g.tat as i2, g.memo, g.value
@@ -173,8 +173,8 @@ from fairlane.shared_gates g
 where g.shared_limit = (select l.id from fairlane.shared_limits l where l.name = $1::text)
 
 -- name: write_shared
--- What the plan has changed at shared gates, and whom it has rung for.
--- $1 places of states, $2 their bounds, $3 gates that changed, $4 new ones, $5 and $6 rung (queue, gate or null)
+-- What the plan has changed at shared gates, and the queues that it wakes.
+-- $1 places of states, $2 their bounds, $3 gates that changed, $4 new ones, $5 and $6 wakeups (queue, gate or null)
 with
 states as (
     update fairlane.shared_states s
@@ -194,20 +194,20 @@ added as (
     select *
     from unnest($4::fairlane.shared_gates[])
 ),
-told as (
+others as (
     select q.id, r.gate
     from unnest($5::text[], $6::bytea[]) as r (queue, gate)
     cross join lateral (select q.id from fairlane.queues q where q.name = r.queue limit 1) q
 ),
-rung as (
-    insert into fairlane.rings (queue_id, gate)
+wakeups as (
+    insert into fairlane.gate_wakeups (queue_id, gate)
     select id, gate
-    from told
+    from others
     where gate is not null
     on conflict (queue_id, gate) do nothing
 )
 select sum(fairlane.nudge(t.id, 1))
-from (select distinct id from told) t
+from (select distinct id from others) t
 where (select true from fairlane.waiters w where w.queue_id = t.id limit 1)
 
 -- name: lock_running_of_queue

@@ -8,7 +8,7 @@ cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.
 cross join lateral (
     select s.ready, s.running from fairlane.queue_states s where s.queue_id = q.id order by s.version desc limit 1
 ) s
-left join lateral (select f.* from fairlane.queue_figures f where f.queue_id = q.id limit 1) f on true
+left join lateral (select f.* from fairlane.queue_stats f where f.queue_id = q.id limit 1) f on true
 cross join lateral (
     select count(*) as jobs
     from (
@@ -67,10 +67,10 @@ cross join lateral (select q.id, q.name from fairlane.queues q where q.name = u.
 
 -- name: select_minutes
 -- $1 queues by name, $2 since when
-select q.name, m.figures
+select q.name, m.stats
 {named_queues}
 cross join lateral (
-    select m.minute, m.figures
+    select m.minute, m.stats
     from fairlane.minutes m
     where m.queue_id = q.id and m.minute >= $2::bigint
     order by m.minute
@@ -80,12 +80,12 @@ order by q.name, m.minute
 
 -- name: select_keys
 -- Keys by queue, scope and name, where they are stored. $1 queues, $2 scopes, $3 keys
-select q.name, k.waiting, k.running, k.held_by, k.figures
+select q.name, k.waiting, k.running, k.held_by, k.stats
 from unnest($1::text[], $2::text[], $3::text[]) as n (name, scope, key)
 cross join lateral (select q.id, q.name from fairlane.queues q where q.name = n.name limit 1) q
 cross join lateral (
     select k.*
-    from fairlane.key_figures k
+    from fairlane.key_stats k
     where k.queue_id = q.id and k.scope = n.scope and k.key = n.key
     limit 1
 ) k
@@ -100,7 +100,7 @@ select q.name, '[' || string_agg(k.sums, ',') || ']'
 {named_queues}
 cross join lateral (
     select {sums} as sums
-    from fairlane.key_figures k
+    from fairlane.key_stats k
     where k.queue_id = q.id and k.scope = $2::text
     offset 0
 ) k
@@ -112,7 +112,7 @@ select q.name, '[' || string_agg(k.sums, ',') || ']'
 {named_queues}
 cross join lateral (
     select {sums} as sums
-    from fairlane.key_figures k
+    from fairlane.key_stats k
     where k.queue_id = q.id and k.held_by is not null
     offset 0
 ) k
@@ -126,7 +126,7 @@ from unnest($1::text[]) as u (name)
 cross join lateral (select q.id from fairlane.queues q where q.name = u.name limit 1) q
 cross join lateral (
     select k.key
-    from fairlane.key_figures k
+    from fairlane.key_stats k
     where k.queue_id = q.id and k.scope = $2::text and position($3::text in k.label) > 0
     order by k.key
     limit $4::integer
@@ -144,7 +144,7 @@ select k.key
 from fairlane.queues q
 cross join lateral (
     select k.key
-    from fairlane.key_figures k
+    from fairlane.key_stats k
     where k.list = q.id::text || '/' || $2::text
       and (-{it}, k.key collate "POSIX") >= ($4::bigint, $5::text)
       and (-{it}, k.key collate "POSIX", q.name collate "C") > ($4::bigint, $5, $6::text)
@@ -160,7 +160,7 @@ select k.key
 from fairlane.queues q
 cross join lateral (
     select k.key
-    from fairlane.key_figures k
+    from fairlane.key_stats k
     where k.queue_id = q.id and k.scope = $2::text
       and k.key >= $5::text and $4::bigint is not null
       and (k.key, q.name collate "C") > ($5, $6::text)
@@ -276,7 +276,7 @@ cross join lateral (
 group by q.name, j.lane, j.priority
 
 -- name: select_unseen_lanes
--- All of them by lane and by what they brought along: of each queue one JSON array of lane tallies (the zeros are what only
+-- All of them by lane and by what they brought along: of each queue one JSON array of lane stats (the zeros are what only
 -- claims tell), since rows one by one would take longer than all the rest. $1 queues by name, $2 now
 select q.name, '[' || string_agg(lanes.lane, ',') || ']'
 {unseen_since}
@@ -325,16 +325,16 @@ cross join lateral (
     select l.id, l.priority, l.keys from fairlane.lanes l where l.queue_id = q.id and l.id = u.lane limit 1
 ) l
 
--- name: select_told_of
--- What claims have told that is not in the stats, in order. $1 queues by name
-select q.name, j.told
+-- name: select_stats_of
+-- Journal entries that are not in the stats, in order. $1 queues by name
+select q.name, j.stats
 {named_queues}
 cross join lateral (
-    select j.seq, j.told
+    select j.seq, j.stats
     from fairlane.journal j
     where j.queue_id = q.id
-      and j.seq > coalesce((select f.counted from fairlane.queue_figures f where f.queue_id = q.id limit 1), 0)
-      and j.told is not null
+      and j.seq > coalesce((select f.counted from fairlane.queue_stats f where f.queue_id = q.id limit 1), 0)
+      and j.stats is not null
     offset 0
 ) j
 order by q.name, j.seq
@@ -384,7 +384,7 @@ cross join lateral (
 join unnest($1, $2::text[], $3::text[]) as u (name, "limit", scope) on u.name = q.name and u."limit" = g."limit"
 where $6::text[] is null
    or g.key = any ($6)
-   or (select k.waiting from fairlane.key_figures k where k.queue_id = q.id and k.scope = u.scope and k.key = g.key) > 0
+   or (select k.waiting from fairlane.key_stats k where k.queue_id = q.id and k.scope = u.scope and k.key = g.key) > 0
 union all
 select q.name, g."limit", g.key
 from (select u.* from unnest($1, $2, $4::boolean[]) as u (name, "limit", is_brought) where u.is_brought) u
@@ -403,11 +403,11 @@ cross join lateral (
     select g.* from fairlane.shared_gates g where g.shared_limit = l.id and (g.in_flight > 0 or g.tat > $2::bigint) offset 0
 ) g
 
--- name: select_rung
+-- name: select_woken_gates
 -- Gates that these queues are to look at, because another queue has left them room. $1 queues by name
 select q.name, r.gate
 {named_queues}
-cross join lateral (select r.gate from fairlane.rings r where r.queue_id = q.id offset 0) r
+cross join lateral (select r.gate from fairlane.gate_wakeups r where r.queue_id = q.id offset 0) r
 
 -- name: select_shared_ends
 -- What has ended at limits that queues share, and no claim has folded. $1 limits by name

@@ -23,7 +23,7 @@ from fairlane.store import policies
 from fairlane.store.boards import QueueTime
 from fairlane.store.health import ConnectionLimit, Health, HorizonHolder, PostgresHealth, TableHealth
 from fairlane.store.postgres import jobs
-from fairlane.store.postgres.caller_transactions import borrowed, check_types, speaking
+from fairlane.store.postgres.caller_transactions import callers_connection, check_types, speaking
 from fairlane.store.postgres.claims import Claimer, QueueHandle, Scheduling
 from fairlane.store.postgres.connections import (
     STATEMENTS,
@@ -35,7 +35,7 @@ from fairlane.store.postgres.connections import (
     hang_up,
     perform,
 )
-from fairlane.store.postgres.jobs import Gathering
+from fairlane.store.postgres.jobs import InsertBatcher
 from fairlane.store.postgres.settlements import Settler, claims_beside
 from fairlane.store.postgres.wakeups import PostgresListener, ResultListener
 from fairlane.store.procedures import Enqueue, OnBoard, Procedure, Question, StoreValue, Work
@@ -154,9 +154,9 @@ class PostgresStore(Store):
             add_up=self._add_some_up,
             end_overrides=lambda queue: self.run(policies.end_expired(queue)),
         )
-        self._settler = Settler(self._connections, self._clock, self._queue_number, self._claimer.carriage)
+        self._settler = Settler(self._connections, self._clock, self._queue_number, self._claimer.piggyback)
         self._queue_numbers: dict[str, int] = {}
-        self._gathering = Gathering(self._connections, self._clock, self._queue_numbers)
+        self._batcher = InsertBatcher(self._connections, self._clock, self._queue_numbers)
         self._memory: dict[Any, Any] = {}
         self._database: Record | None = None
         self._known: WeakSet[Any] = WeakSet()
@@ -230,7 +230,7 @@ class PostgresStore(Store):
                 return await jobs.insert(connection, new, queues, now, is_callers=True, progress=progress)
         # A unique key or an id of one's own may have to wait for another transaction, and others not with it.
         if len(new) == 1 and new[0].unique is None and not new[0].is_named:
-            await self._gathering.store(new[0])
+            await self._batcher.store(new[0])
             progress(1)
             return {}
         return await self._connections.again(
@@ -369,6 +369,6 @@ class PostgresStore(Store):
     @contextlib.asynccontextmanager
     async def _lent(self, tx: Any) -> AsyncIterator[Connection]:
         """The caller's connection."""
-        connection = await borrowed(tx)
+        connection = await callers_connection(tx)
         with speaking():
             yield await self._understood(connection)

@@ -7,7 +7,7 @@ What can go wrong between the two is closed here:
 - A producer that did not see the registration commits after the waiter has looked. The waiter looks again until every
   transaction that was open when it registered has ended (`Registration.producers`).
 - A nudge reaches a worker that has just filled its slots. It passes the nudge on.
-- A worker dies. Its session held the lock that its registration names (`ear`), so nobody speaks to it any more.
+- A worker dies. Its session held the lock that its registration names (`alive_lock`), so nobody speaks to it any more.
 - The connection breaks. The worker is nudged when it is back, as it may have missed something, and registers anew.
 
 Waiting for jobs to end: one session listens for all who wait in this process.
@@ -69,17 +69,18 @@ async def has_pulse(connection: Session) -> bool:
 async def listening(
     connections: Connections,
     statement: str,
-    ear: int,
+    alive_lock: int,
     owner: UUID,
     hear: Mapping[str, Callable[[Connection, int, str, object], None]],
     on_end: Callable[[Connection], None],
 ) -> Session:
-    """A session that holds the lock `ear` and listens: on the channel that the statement names (""), and on others."""
+    """A session that holds the lock `alive_lock` and listens: on the channel that the statement names (""), and on
+    others."""
     connection = await connections.connect()
     try:
         connection.add_termination_listener(on_end)
         with connections.in_use(connection):
-            own = await connection.fetchval(STATEMENTS[statement], ear, owner, column=1)
+            own = await connection.fetchval(STATEMENTS[statement], alive_lock, owner, column=1)
             for channel, callback in hear.items():
                 await connection.add_listener(channel or own, callback)
     except BaseException:
@@ -91,10 +92,10 @@ async def listening(
 class Registration:
     """A listener that waits for work in one queue."""
 
-    __slots__ = ("ear", "producers")
+    __slots__ = ("alive_lock", "producers")
 
-    def __init__(self, ear: int) -> None:
-        self.ear = ear
+    def __init__(self, alive_lock: int) -> None:
+        self.alive_lock = alive_lock
         self.producers: set[str] | None = None
         """Transactions that may not have seen it, still open; `None` until it has been looked at for the first time."""
 
@@ -109,7 +110,7 @@ class Registration:
 
 
 class PostgresListener:
-    """The ear of one worker process."""
+    """The listener of one worker process."""
 
     def __init__(self, worker: WorkerIdentity, connections: Connections, clock: StoreClock) -> None:
         self.worker = worker
@@ -122,7 +123,7 @@ class PostgresListener:
         self._has_schedules_changed = False
         self._ended = asyncio.Event()
         self._connection: Session | None = None
-        self._ear = 0
+        self._alive_lock = 0
         self._listening: asyncio.Task[None] | None = None
         self._passing: set[asyncio.Task[None]] = set()
 
@@ -180,14 +181,14 @@ class PostgresListener:
         return self._heard[queue]
 
     @property
-    def ear(self) -> int | None:
+    def alive_lock(self) -> int | None:
         """The lock that says that it listens; nothing while its connection is down."""
-        return self._ear or None
+        return self._alive_lock or None
 
     def registered(self, queue: int, registration: Registration) -> None:
         """A claim has committed the registration."""
-        # A connection that broke meanwhile has taken the ear with it: the next claim registers again.
-        if registration.ear == self._ear:
+        # A connection that broke meanwhile has taken the listener with it: the next claim registers again.
+        if registration.alive_lock == self._alive_lock:
             self._registrations[queue] = registration
 
     def withdrawn(self, queue: int, heard_before: int) -> None:
@@ -236,15 +237,17 @@ class PostgresListener:
     # -- staying connected --------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
-        ear, ended = secrets.randbits(62) + 1, asyncio.Event()
+        alive_lock, ended = secrets.randbits(62) + 1, asyncio.Event()
         hear = {"": self._on_own_channel, EVERYBODY: self._on_everybodys_channel}
-        connection = await listening(self._connections, "listen", ear, self.worker.id, hear, lambda _: ended.set())
-        self._connection, self._ended, self._ear = connection, ended, ear
+        connection = await listening(
+            self._connections, "listen", alive_lock, self.worker.id, hear, lambda _: ended.set()
+        )
+        self._connection, self._ended, self._alive_lock = connection, ended, alive_lock
 
     async def _stay_connected(self) -> None:
         while True:
             await self._watch()
-            self._ear = 0
+            self._alive_lock = 0
             self._registrations.clear()
             await self._reconnect()
             self._has_schedules_changed = True  # nobody knows what was said meanwhile
@@ -272,15 +275,15 @@ class PostgresListener:
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How a claim leaves whoever made it: waiting for work with this ear, or (without one) not; and whom it wakes."""
+    """How a claim leaves whoever made it: waiting for work with this lock, or (without one) not; and whom it wakes."""
 
     waiter: UUID | None = None
-    ear: int | None = None
+    alive_lock: int | None = None
     nudges: int = 0
 
 
 async def observe_producers(connection: Connection, watches: Iterable[Watch]) -> None:
-    """Before the bells are drained: which producers may not have seen a registration?
+    """Before the lane events are drained: which producers may not have seen a registration?
 
     Those that have ended by now are seen by whatever drains next, be it this claim or, where it goes elsewhere, a later
     one.
@@ -309,7 +312,7 @@ class Watch:
     @property
     def listens(self) -> bool:
         """Whether it can be woken."""
-        return self._listener is not None and self._listener.ear is not None
+        return self._listener is not None and self._listener.alive_lock is not None
 
     @property
     def is_registered(self) -> bool:
@@ -327,13 +330,13 @@ class Watch:
         self._after = None
         if is_filled:
             return Ending(worker) if self._before is not None else Ending()
-        ear = self._listener.ear
+        alive_lock = self._listener.alive_lock
         if self._before is not None:
             self._after = self._before
-        elif ear is not None:
-            self._after = Registration(ear)
+        elif alive_lock is not None:
+            self._after = Registration(alive_lock)
         self.looks_again = self._after is not None and not self._after.is_certain
-        return Ending() if self._after is self._before or ear is None else Ending(worker, ear)
+        return Ending() if self._after is self._before or alive_lock is None else Ending(worker, alive_lock)
 
     @property
     def is_leaving(self) -> bool:
@@ -356,7 +359,7 @@ IDLE_AFTER = 60.0
 
 
 class ResultListener(Waits):
-    """The ear of everyone in this process who waits for a job to end."""
+    """Listens for everyone in this process who waits for a job to end."""
 
     def __init__(
         self,
@@ -374,7 +377,7 @@ class ResultListener(Waits):
         self._serving: asyncio.Task[None] | None = None
         self._connection: Session | None = None
         self._id = UUID(int=0)
-        self._ear = 0
+        self._alive_lock = 0
 
     async def close(self) -> None:
         """Stop listening, for good or until `open`."""
@@ -441,7 +444,7 @@ class ResultListener(Waits):
                 await connection.execute(STATEMENTS["withdraw_results"], self._id, list(gone))
             if new:
                 self._registered |= new
-                self._uncertain.append((Registration(self._ear), new))
+                self._uncertain.append((Registration(self._alive_lock), new))
                 await connection.execute(STATEMENTS["await_results"], self._id, list(new))
             if self._uncertain:
                 await self._look(connection)
@@ -458,10 +461,10 @@ class ResultListener(Waits):
     # The session.
 
     async def _connect(self) -> Session:
-        waiter, ear = uuid4(), secrets.randbits(62) + 1
+        waiter, alive_lock = uuid4(), secrets.randbits(62) + 1
         heard = {"": self._on_announcement}
-        connection = await listening(self._connections, "open_results", ear, waiter, heard, self._on_end)
-        self._connection, self._id, self._ear = connection, waiter, ear
+        connection = await listening(self._connections, "open_results", alive_lock, waiter, heard, self._on_end)
+        self._connection, self._id, self._alive_lock = connection, waiter, alive_lock
         return connection
 
     async def _disconnect(self) -> None:

@@ -102,7 +102,7 @@ where id = ?
 
 -- name: insert_delta
 -- Append a change to the journal.
-insert into journal (queue, seq, token, delta, told)
+insert into journal (queue, seq, token, delta, stats)
 values (?, ?, ?, ?, ?)
 
 -- name: select_deltas
@@ -126,7 +126,7 @@ where id = ?1
 delete from journal
 where queue = ?1
   and seq < (select base from queues where id = ?1)
-  and (told is null or seq <= (select counted from queue_figures where queue = ?1))
+  and (stats is null or seq <= (select counted from queue_stats where queue = ?1))
 
 -- name: seal_journal
 -- The tables are being worked on: whoever remembers anything reads them again. ?1 queue, ?2 a token
@@ -134,9 +134,9 @@ update queues
 set seq = seq + 1, token = ?2, base = seq + 1, stored = seq + 1
 where id = ?1
 
--- name: note_told
+-- name: note_stats
 -- What the change that sealed the journal tells.
-insert into journal (queue, seq, token, delta, told)
+insert into journal (queue, seq, token, delta, stats)
 select id, seq, token, x'', ?2
 from queues
 where id = ?1

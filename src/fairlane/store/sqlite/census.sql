@@ -16,7 +16,7 @@ from leases
 
 -- name: select_unfolded
 -- What has ended in a queue and is not folded.
-select bells
+select lane_events
 from releases
 where queue = ?
 

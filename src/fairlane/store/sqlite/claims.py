@@ -13,7 +13,7 @@ from fairlane.clock import Instant, microseconds
 from fairlane.job import SUSPECT_FROM, Claim
 from fairlane.policy.policy import Policy
 from fairlane.scheduler import rebuild
-from fairlane.scheduler.journal import FORMAT, Mark, decode_delta, encode_delta, encode_tally, moves
+from fairlane.scheduler.journal import FORMAT, Mark, decode_delta, encode_delta, encode_stats, moves
 from fairlane.scheduler.plan import paces_of
 from fairlane.scheduler.resident import Found, ResidentBoard
 from fairlane.scheduler.snapshot import (
@@ -21,11 +21,11 @@ from fairlane.scheduler.snapshot import (
     Ask,
     Events,
     Forced,
+    GateWakeup,
     Head,
     Plan,
     QueueRow,
     Release,
-    Ring,
     SharedGateRow,
     SharedRelease,
     Start,
@@ -188,8 +188,8 @@ class Sharing:
 
     def fold_into(self, events: Events) -> Events:
         """What a plan is to know of them: what was released there, and where others have left room."""
-        rung = [gate for (gate,) in self._tx.all("take_rings", self._queue)]
-        return msgspec.structs.replace(self._released(events, takes=True), rung=rung)
+        woken = [gate for (gate,) in self._tx.all("take_gate_wakeups", self._queue)]
+        return msgspec.structs.replace(self._released(events, takes=True), woken=woken)
 
     def look(self, policy: Policy, events: Events) -> tuple[Policy, Events]:
         """The same for those who only look: what has happened stays where it is."""
@@ -221,7 +221,7 @@ class Sharing:
     def learn_numbers(self, policy: Policy) -> None:
         self._names = {bound.name: bound.limit.name for bound in policy.shared_limits}
 
-    def put(self, gates: Sequence[SharedGateRow], rings: Collection[Ring]) -> None:
+    def put(self, gates: Sequence[SharedGateRow], wakeups: Collection[GateWakeup]) -> None:
         """Store these gates, and let other queues look at theirs: one waiter each, who passes on what is left."""
         tx, names = self._tx, self._names
         known = [row for row in gates if row.limit in names]
@@ -229,8 +229,12 @@ class Sharing:
         # Those whose limit has another scope now are there, or nobody could have left them.
         retired = [row for row in gates if row.limit not in names]
         tx.run_many("put_shared_counts", [(row.in_flight, rows.encode(row.contenders), row.id) for row in retired])
-        tx.run_many("insert_ring", [(ring.gate, ring.queue) for ring in rings if ring.gate is not None])
-        tx.woken.update({tx.value("select_queue_id", queue): 1 for queue in sorted({ring.queue for ring in rings})})
+        tx.run_many(
+            "insert_gate_wakeup", [(wakeup.gate, wakeup.queue) for wakeup in wakeups if wakeup.gate is not None]
+        )
+        tx.woken.update(
+            {tx.value("select_queue_id", queue): 1 for queue in sorted({wakeup.queue for wakeup in wakeups})}
+        )
 
     def running(self) -> list[rebuild.Claimed]:
         """The jobs of the queue that run, and the gates that count them."""
@@ -301,18 +305,18 @@ class Scheduling(boards.HeldBoard):
         if plan.flows or plan.lanes or plan.gates or loaded.has_events or state != loaded.state:
             mark, delta = Mark(loaded.mark.seq + 1, uuid4()), encode_delta(plan)
             board.note(plan, mark)
-            tally = None if plan.tally is None else encode_tally(plan.tally)
+            stats = None if plan.stats is None else encode_stats(plan.stats)
             tx.run("note_change", *astuple(state), *moves(plan), mark.seq, mark.token.bytes, self.number)
-            tx.run("insert_delta", self.number, mark.seq, mark.token.bytes, delta, tally)
+            tx.run("insert_delta", self.number, mark.seq, mark.token.bytes, delta, stats)
             tx.boards.noted(self.number, len(delta))
         else:
             board.mark = loaded.mark
         # Producers read these: the tables have them as they are.
         if backlogs := [gate.row() for gate in plan.gates if gate.bound.limit.is_of_producers]:
             tx.run_many("put_gates", [gate_parameters(row, self.number) for row in backlogs])
-        if plan.shared or plan.rings:
+        if plan.shared or plan.wakeups:
             self.sharing.learn_numbers(loaded.policy)
-            self.sharing.put(plan.shared, plan.rings)
+            self.sharing.put(plan.shared, plan.wakeups)
 
     def fold_all(self) -> Loaded:
         """Fold everything that has happened, start nothing."""
@@ -427,37 +431,37 @@ def look(tx: Transaction, scheduling: Scheduling, loaded: Loaded, want: int) -> 
         # Nothing of it is written: the board in memory is forgotten too.
         tx.run("undo_look")
     else:
-        # As a claim that starts nothing: what is shut is parked, and rings when it opens.
+        # As a claim that starts nothing: what is shut is parked, and wakes the waiter when it opens.
         scheduling.write(loaded, plan)
     return Looked(len(plan.starts), loaded.now, due, look_again=not is_filled and (plan.more or not loaded.all_folded))
 
 
 def _promote(tx: Transaction, queue: QueueInForce, now: Instant) -> None:
-    """Scheduled jobs that are due join their lanes, and ring: at the end, or in the place they kept in a sequence or
-    while they waited to run alone."""
+    """Scheduled jobs that are due join their lanes, with a lane event: at the end, or in the place they kept in a
+    sequence or while they waited to run alone."""
     due = tx.all("select_due_jobs", queue.id, now, PROMOTE_AT_MOST)
     if not due:
         return
     place: int = tx.value("take_positions", len(due)) - len(due)
     in_sequence = queue.policy.sequence is not None
     promoted = []
-    bells: dict[bytes, rows.Bell] = {}
+    events: dict[bytes, rows.LaneEvent] = {}
     for position, lane, priority, keys, keeps_place, ready_at, given, given_by, suspicion in due:
         place += 1
         # A suspect that is scheduled was given back: had it run, it would be cleared.
         keeps = keeps_place and (in_sequence or suspicion >= SUSPECT_FROM)
         joins = (position, ready_at) if keeps else (place, now)
         promoted.append((*joins, position))
-        bell = bells.get(lane)
-        if bell is None:
-            bell = bells[lane] = rows.Bell(queue.id, lane, priority, keys, 0, *joins)
-        bell.count += 1
-        bell.floor, bell.since = min((bell.floor, bell.since), joins)
-        bell.resumed += keeps_place
-        if given is not None and given_by > (bell.given_by or 0):
-            bell.given, bell.given_by = given, given_by
+        event = events.get(lane)
+        if event is None:
+            event = events[lane] = rows.LaneEvent(queue.id, lane, priority, keys, 0, *joins)
+        event.count += 1
+        event.floor, event.since = min((event.floor, event.since), joins)
+        event.resumed += keeps_place
+        if given is not None and given_by > (event.given_by or 0):
+            event.given, event.given_by = given, given_by
     tx.run_many("promote_job", promoted)
-    tx.run_many("insert_arrival", [astuple(bell) for bell in bells.values()])
+    tx.run_many("insert_arrival", [astuple(event) for event in events.values()])
 
 
 MOST_KINDS = 4
@@ -481,6 +485,6 @@ def start(tx: Transaction, queue: str, starts: list[Start], lease: UUID, worker:
         started = tx.all("claim_jobs", lease.bytes, worker.name, encode(planned))
     found = {row[0]: row[1:] for row in started}
     if len(found) < len(starts):
-        # Cancelled since its lane's next jobs were looked up, and the bell of it is not folded yet.
+        # Cancelled since its lane's next jobs were looked up, and the lane event of it is not folded yet.
         raise Raced
     return [claim_of(found[each.head.ref], lease, queue, each.at) for each in starts]

@@ -15,12 +15,12 @@ from fairlane.policy.unique import Admission, Conflict, Holder, admit
 from fairlane.store.rows import encode, no_such_job, no_such_queue
 from fairlane.store.rows import record_of as record_of
 from fairlane.store.sqlite.database import Transaction
-from fairlane.store.sqlite.rows import Bell
+from fairlane.store.sqlite.rows import LaneEvent
 from fairlane.store.sqlite.wakeups import WORK
 
 
 def insert(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> dict[UUID, Conflict]:
-    """Store jobs and ring one bell per lane; `DuplicateJob` if an id is taken.
+    """Store jobs and append one lane event per lane; `DuplicateJob` if an id is taken.
 
     Returns what met a unique key that another job holds.
     """
@@ -46,7 +46,7 @@ def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> None:
     last: int = tx.value("take_positions", len(jobs))
     first = last - len(jobs) + 1
     job_rows = []
-    bells: dict[tuple[bytes, State], Bell] = {}
+    events: dict[tuple[bytes, State], LaneEvent] = {}
     woken: dict[int, int] = {}
     ahead: int = tx.value("select_time") if any(job.run_at is not None for job in jobs) else 0
     for position, job in enumerate(jobs, first):
@@ -69,14 +69,14 @@ def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> None:
         woken.setdefault(queue, 0)
         # Where nothing becomes ready, only the numbers that jobs bring are reported: they hold from now on.
         if state is State.READY or given is not None:
-            bell = bells.get((job.lane, state))
-            if bell is None:
-                bell = bells[job.lane, state] = Bell(queue, job.lane, job.priority, lane_keys, 0, position, now)
+            event = events.get((job.lane, state))
+            if event is None:
+                event = events[job.lane, state] = LaneEvent(queue, job.lane, job.priority, lane_keys, 0, position, now)
             if state is State.READY:
-                bell.count += 1
+                event.count += 1
                 woken[queue] += 1
             if given is not None:
-                bell.given, bell.given_by = given, position
+                event.given, event.given_by = given, position
     try:
         tx.run_many("insert_job", job_rows)
     except sqlite3.IntegrityError as error:
@@ -85,7 +85,7 @@ def _store(tx: Transaction, jobs: Sequence[NewJob], now: Instant) -> None:
         if (taken := _taken(tx, jobs)) is None:
             raise
         raise DuplicateJob(taken) from error
-    tx.run_many("insert_arrival", [astuple(bell) for bell in bells.values()])
+    tx.run_many("insert_arrival", [astuple(event) for event in events.values()])
     # A scheduled job wakes one waiter too: it has to learn until when to sleep.
     tx.woken.update({queue: count or 1 for queue, count in woken.items()})
 

@@ -1,7 +1,7 @@
 -- Jobs that belong to another partition of their queue.
 
 -- name: select_lanes_in_use
--- Every lane of a queue with jobs that are ready or run, as far as bells have been folded.
+-- Every lane of a queue with jobs that are ready or run, as far as lane events have been folded.
 select id, priority, keys, ready, in_flight, floor
 from lanes
 where queue = ? and (ready > 0 or in_flight > 0)

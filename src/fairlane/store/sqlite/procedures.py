@@ -60,7 +60,7 @@ class Statements:
     def take_turn_at_pruning(self, *given: object) -> list[Row]:
         return [(True,)]
 
-    def take_turn_at_tallying(self, queue: int) -> list[Row]:
+    def take_turn_at_adding_up(self, queue: int) -> list[Row]:
         """Added up in one transaction, whatever was asked for: nobody can claim or settle meanwhile."""
         return [(100,)]
 
@@ -171,20 +171,20 @@ class Statements:
         due_at = now + delay if delay is not None and delay > 0 else None
         state = State.READY if due_at is None else State.SCHEDULED
         place: int = tx.value("take_positions", len(back)) - len(back)
-        bells: dict[bytes, list[Any]] = {}
+        events: dict[bytes, list[Any]] = {}
         for job, row in back:
             place += 1
             position, _, queue, lane, priority, lane_keys, numbers, given_by, *attempt = row
             if attempt[1] is not None:
                 tx.run("insert_attempt", job.bytes, *attempt)
             tx.run("replay_job", place, int(state), now, due_at, position)
-            bell = bells.setdefault(lane, [queue, lane, priority, lane_keys, 0, place, now, None, 0, None])
-            if given_by is not None and given_by > (bell[9] or 0):
-                bell[7], bell[9] = numbers, given_by
-            bell[4] += 1
+            event = events.setdefault(lane, [queue, lane, priority, lane_keys, 0, place, now, None, 0, None])
+            if given_by is not None and given_by > (event[9] or 0):
+                event[7], event[9] = numbers, given_by
+            event[4] += 1
         if state is State.READY:
-            tx.run_many("insert_arrival", list(bells.values()))
-        for queue, _, _, _, count, *_ in bells.values():
+            tx.run_many("insert_arrival", list(events.values()))
+        for queue, _, _, _, count, *_ in events.values():
             # One to hold the timer is enough for those that are due later.
             tx.woken[queue] = tx.woken[queue] + count if state is State.READY else max(1, tx.woken[queue])
         return _states(found)
@@ -263,8 +263,8 @@ class Statements:
     def select_holds(self, queue: int) -> list[Row]:
         ended: Counter[bytes] = Counter()
         for (text,) in self.tx.all("select_unfolded", queue):
-            for bell in rows.releases(text):
-                ended[bell.lane] += bell.ended + bell.unstarted
+            for event in rows.releases(text):
+                ended[event.lane] += event.ended + event.unstarted
         running = self.tx.all("select_holds", queue)
         holds = [(lane, priority, keys, count + ended.pop(lane, 0)) for lane, priority, keys, count in running]
         return [*holds, *((lane, None, None, count) for lane, count in ended.items())]
@@ -281,8 +281,8 @@ class Statements:
         found = [
             (gate, row[3], None, None) for gate in gates if (row := tx.one("select_gate", queue, gate)) is not None
         ]
-        bells = tx.all("select_arrivals", queue, most)
-        return [*found, *((None, count, priority, keys) for _, _, priority, keys, count, *_ in bells)]
+        events = tx.all("select_arrivals", queue, most)
+        return [*found, *((None, count, priority, keys) for _, _, priority, keys, count, *_ in events)]
 
     def select_traces(self, queue: int, flows: Sequence[bytes], gates: Sequence[bytes]) -> list[Row]:
         tx = self.tx
@@ -339,11 +339,11 @@ class Statements:
                 since = min(row[2] for row in found)
                 given_by, given = max(((row[4], row[3]) for row in found if row[3] is not None), default=(None, None))
                 _move(self.tx, found, to, new_lane)
-                bell = (len(found), found[0][0], since, given, 0, given_by)
+                event = (len(found), found[0][0], since, given, 0, given_by)
                 self.tx.run(
                     "insert_arrival", queue, lane, priority, keys, -len(found), found[0][0], since, None, 0, None
                 )
-                self.tx.run("insert_arrival", to, new_lane, priority, keys, *bell)
+                self.tx.run("insert_arrival", to, new_lane, priority, keys, *event)
                 moved[to] += len(found)
         return list(moved.items())
 
@@ -359,8 +359,8 @@ class Statements:
             if kept := sum(row[3] for row in found):
                 position, _, since, _, priority, keys = found[0]
                 for home, its_lane, resumed in ((queue, lane, kept), (to, new_lane, -kept)):
-                    bell = (0, position, since, None, resumed, None)
-                    self.tx.run("insert_arrival", home, its_lane, priority, keys, *bell)
+                    event = (0, position, since, None, resumed, None)
+                    self.tx.run("insert_arrival", home, its_lane, priority, keys, *event)
         return list(moved.items())
 
     def put_sharing(self, queue: str, names: Sequence[str]) -> list[Row]:

@@ -64,7 +64,7 @@ values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: insert_releases
 -- All that one settlement releases in a queue.
-insert into releases (queue, count, bells)
+insert into releases (queue, count, lane_events)
 values (?, ?, ?)
 
 -- name: select_due_jobs
@@ -90,11 +90,11 @@ order by id
 limit ?
 
 -- name: select_releases
--- ?1 queue, ?2 how many bells are enough: whole settlements are read until they are reached.
-select id, bells
+-- ?1 queue, ?2 how many lane events are enough: whole settlements are read until they are reached.
+select id, lane_events
 from (
-    select id, bells, sum(count) over (order by id rows unbounded preceding) - count as before
-    from (select id, count, bells from releases where queue = ?1 order by id limit ?2)
+    select id, lane_events, sum(count) over (order by id rows unbounded preceding) - count as before
+    from (select id, count, lane_events from releases where queue = ?1 order by id limit ?2)
 )
 where before < ?2
 
@@ -598,13 +598,13 @@ on conflict (id) do update
 set in_flight = excluded.in_flight, tat = excluded.tat, contenders = excluded.contenders, memo = excluded.memo,
     value = excluded.value
 
--- name: take_rings
-delete from rings
+-- name: take_gate_wakeups
+delete from gate_wakeups
 where queue = ?
 returning gate
 
--- name: insert_ring
-insert into rings (queue, gate)
+-- name: insert_gate_wakeup
+insert into gate_wakeups (queue, gate)
 select id, ?
 from queues
 where name = ?
@@ -660,7 +660,7 @@ set document = excluded.document
 delete from overrides
 where queue = ?1 and id in (select value from json_each(?2))
 
--- name: update_amended
+-- name: update_overridden
 -- ?1 queue, ?2 a new name for what is in force, ?3 when the next override ends
 update queues
 set amended = ?2, overrides_end_at = ?3

@@ -12,7 +12,7 @@ from fairlane.store.rows import decode_given, decode_key, decode_keys
 from fairlane.store.rows import encode as encode
 
 
-class Bell(msgspec.Struct):
+class LaneEvent(msgspec.Struct):
     """An arrival that is being added up, as `insert_arrival` takes it. The figures are those of `scheduler.Arrival`."""
 
     queue: int
@@ -34,7 +34,7 @@ def arrival(row: Row) -> Arrival:
 
 def releases(text: str) -> list[Release]:
     """What one settlement has released in a queue; lanes are stored in hexadecimal."""
-    return [Release(bytes.fromhex(lane), *figures) for lane, *figures in msgspec.json.decode(text)]
+    return [Release(bytes.fromhex(lane), *stats) for lane, *stats in msgspec.json.decode(text)]
 
 
 def shared_gate(row: Row) -> SharedGateRow:

@@ -59,7 +59,7 @@ where kept_at < ?
 select worker
 from schedule_holders
 
--- name: amend_schedule
+-- name: change_schedule
 update schedules
 set is_paused = ?2, next_at = ?3, triggers = ?4
 where name = ?1

@@ -1,4 +1,4 @@
-"""Ending claims on SQLite: fenced by their lease, with their bells in the same transaction."""
+"""Ending claims on SQLite: fenced by their lease, with their lane events in the same transaction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from fairlane.clock import Instant
 from fairlane.errors import DuplicateJob
-from fairlane.job import Claim, StampedEffects, State
+from fairlane.job import BuiltEffects, Claim, State
 from fairlane.scheduler.settlement import Settlement, Verdict, abandoned_by
 from fairlane.scheduler.settlement import settle as decide
 from fairlane.store.faults import Fault, of_sqlite
@@ -26,7 +26,7 @@ OF_SHARED = ("ended", "ran", "unstarted", "since", "failed", "neutral", "latest"
 
 
 class _Released(msgspec.Struct, array_like=True, gc=False):
-    """A release bell that is being added up. The figures are those of `scheduler.Release`, in the same order."""
+    """A release event that is being added up. The figures are those of `scheduler.Release`, in the same order."""
 
     lane: str
     """In hexadecimal."""
@@ -44,8 +44,8 @@ class _Released(msgspec.Struct, array_like=True, gc=False):
     signal: int | None = None
 
 
-class _Tally:
-    """The bells of one settlement, added up per lane, and what each lease still holds."""
+class _Ended:
+    """The lane events of one settlement, added up per lane, and what each lease still holds."""
 
     def __init__(self, now: Instant, landed: Landings) -> None:
         self.now = now
@@ -73,14 +73,14 @@ class _Tally:
         verdict = settlement.verdict
         apart = claimed_at if verdict is Verdict.FAILED else None
         place = (queue, lane, apart, settlement.is_cut_short)
-        bell = self.releases.get(place)
-        if bell is None:
-            bell = self.releases[place] = _Released(lane=lane.hex(), since=self.now)
-        bells = [bell]
+        event = self.releases.get(place)
+        if event is None:
+            event = self.releases[place] = _Released(lane=lane.hex(), since=self.now)
+        events = [event]
         for gate in rows.split_shared(shared) if shared else ():
             passed = (gate, queue, task, apart)
-            bells.append(self.shared.setdefault(passed, _Released(lane="", since=self.now)))
-        for each in bells:
+            events.append(self.shared.setdefault(passed, _Released(lane="", since=self.now)))
+        for each in events:
             if settlement.unstarted:
                 each.unstarted += 1
                 each.refund += charge
@@ -95,28 +95,28 @@ class _Tally:
                 if settlement.lag is not None or each.signal is not None:
                     before = each.ran - settlement.ran if each.signal is None else each.signal
                     each.signal = before + (settlement.ran if settlement.lag is None else settlement.lag)
-        bell.kept += not settlement.to.is_final
-        bell.lost += settlement.is_cut_short
+        event.kept += not settlement.to.is_final
+        event.lost += settlement.is_cut_short
         self.ended[settlement.lease.bytes] += 1
 
 
 def settle(tx: Transaction, settlements: Sequence[Settlement], now: Instant, landed: Landings) -> list[UUID]:
     """Apply what still holds its lease; returns the jobs whose claim was lost."""
-    tally = _Tally(now, landed)
+    stats = _Ended(now, landed)
     lost: list[UUID] = []
     # One after the other, as they are given; of those that are done, without effects, a whole stretch at once.
     for is_plain, stretch in groupby(settlements, lambda each: each.to is State.DONE and each.effects is None):
-        lost += (_finish if is_plain else _settle_each)(tx, list(stretch), tally)
-    _ring(tx, tally)
+        lost += (_finish if is_plain else _settle_each)(tx, list(stretch), stats)
+    _ring(tx, stats)
     tx.ended += [each.job for each in settlements]
-    for lease, count in tally.ended.items():
+    for lease, count in stats.ended.items():
         if tx.value("drop_claims", count, lease) == 0:
             tx.run("delete_lease", lease)
             tx.run("delete_cancellations", lease)
-    behind = {queue for gate, *_ in tally.shared for (queue,) in tx.all("select_queues_behind", gate)}
-    for queue in behind | {queue for queue, *_ in tally.releases}:
+    behind = {queue for gate, *_ in stats.shared for (queue,) in tx.all("select_queues_behind", gate)}
+    for queue in behind | {queue for queue, *_ in stats.releases}:
         # A freed slot makes a waiting job claimable, and whoever settles may not be there to claim it.
-        if queue not in tx.woken and (queue in tally.timed or tx.value("has_waiting_work", queue)):
+        if queue not in tx.woken and (queue in stats.timed or tx.value("has_waiting_work", queue)):
             tx.woken[queue] = 1
     return lost
 
@@ -133,23 +133,23 @@ def truly_lost(tx: Transaction, settlements: Iterable[Settlement], lost: Iterabl
     return [job for job in lost if not tx.value("is_settled", job.bytes, leases[job].bytes)]
 
 
-def _ring(tx: Transaction, tally: _Tally) -> None:
+def _ring(tx: Transaction, stats: _Ended) -> None:
     together: dict[int, list[_Released]] = {}
-    for (queue, *_), bell in tally.releases.items():
-        together.setdefault(queue, []).append(bell)
-    for queue, bells in together.items():
-        tx.run("insert_releases", queue, len(bells), encode(bells))
+    for (queue, *_), event in stats.releases.items():
+        together.setdefault(queue, []).append(event)
+    for queue, events in together.items():
+        tx.run("insert_releases", queue, len(events), encode(events))
     tx.run_many(
         "insert_shared_release",
         [
-            (queue, task, *(getattr(bell, figure) for figure in OF_SHARED), gate)
-            for (gate, queue, task, _), bell in tally.shared.items()
+            (queue, task, *(getattr(event, figure) for figure in OF_SHARED), gate)
+            for (gate, queue, task, _), event in stats.shared.items()
         ],
     )
-    tx.run_many("insert_arrival", tally.arrivals)
+    tx.run_many("insert_arrival", stats.arrivals)
 
 
-def _finish(tx: Transaction, done: Sequence[Settlement], tally: _Tally) -> list[UUID]:
+def _finish(tx: Transaction, done: Sequence[Settlement], stats: _Ended) -> list[UUID]:
     """Settle jobs that are done, in as few statements as can be. Returns those whose claim was lost."""
     jobs = b"".join([each.job.bytes for each in done])
     leases = b"".join([each.lease.bytes for each in done])
@@ -166,30 +166,30 @@ def _finish(tx: Transaction, done: Sequence[Settlement], tally: _Tally) -> list[
         if settlement.result is None:
             without_result.append(position)
         else:
-            with_result.append((tally.now, settlement.result, position))
-        tally.release(settlement, queue, lane, claimed_at, charge, task, shared)
+            with_result.append((stats.now, settlement.result, position))
+        stats.release(settlement, queue, lane, claimed_at, charge, task, shared)
     if without_result:
-        tx.run("finish_jobs", tally.now, encode(without_result))
+        tx.run("finish_jobs", stats.now, encode(without_result))
     if with_result:
         tx.run_many("finish_with_result", with_result)
     return [each.job for each in lost.values()]
 
 
-def _settle_each(tx: Transaction, settlements: Iterable[Settlement], tally: _Tally) -> list[UUID]:
+def _settle_each(tx: Transaction, settlements: Iterable[Settlement], stats: _Ended) -> list[UUID]:
     lost = []
     for each in settlements:
         on_dead = tx.value("select_on_dead", each.job.bytes) if each.is_death else None
-        settlement = each if on_dead is None else dying(each, on_dead, tally.now)
-        if not _settle_one(tx, settlement, tally):
+        settlement = each if on_dead is None else dying(each, on_dead, stats.now)
+        if not _settle_one(tx, settlement, stats):
             lost.append(each.job)
         elif settlement.effects is not None:
-            _land(tx, settlement, settlement.effects, tally)
+            _land(tx, settlement, settlement.effects, stats)
     return lost
 
 
-def _land(tx: Transaction, settlement: Settlement, effects: StampedEffects, tally: _Tally) -> None:
+def _land(tx: Transaction, settlement: Settlement, effects: BuiltEffects, stats: _Ended) -> None:
     if not settlement.is_death:
-        tally.landed[settlement.job] = jobs.insert(tx, effects.jobs, tally.now) if effects.jobs else {}
+        stats.landed[settlement.job] = jobs.insert(tx, effects.jobs, stats.now) if effects.jobs else {}
         caller_transactions.write(tx, effects.puts, effects.deletes)
         return
     tx.run("begin_effects")
@@ -197,7 +197,7 @@ def _land(tx: Transaction, settlement: Settlement, effects: StampedEffects, tall
         follow_ups = effects.jobs
         while follow_ups:
             try:
-                tell_of_conflicts(settlement, follow_ups, jobs.insert(tx, follow_ups, tally.now))
+                tell_of_conflicts(settlement, follow_ups, jobs.insert(tx, follow_ups, stats.now))
                 break
             except DuplicateJob as error:
                 follow_ups = not_taken(settlement, follow_ups, error.job)
@@ -210,8 +210,8 @@ def _land(tx: Transaction, settlement: Settlement, effects: StampedEffects, tall
     tx.run("keep_effects")
 
 
-def _settle_one(tx: Transaction, settlement: Settlement, tally: _Tally) -> bool:
-    job, now = settlement.job.bytes, tally.now
+def _settle_one(tx: Transaction, settlement: Settlement, stats: _Ended) -> bool:
+    job, now = settlement.job.bytes, stats.now
     row = tx.one("select_running", job, settlement.lease.bytes)
     if row is None:
         return False
@@ -227,12 +227,12 @@ def _settle_one(tx: Transaction, settlement: Settlement, tally: _Tally) -> bool:
         tx.run("insert_attempt", job, attempt, claimed_at, now, worker, outcome, error)
     ended = (finished_at, due_at, error, outcome, result, waits)
     tx.run("finish_job", to, counted, settlement.suspicion, *ended, position)
-    tally.release(settlement, queue, lane, claimed_at, charge, task, shared)
+    stats.release(settlement, queue, lane, claimed_at, charge, task, shared)
     if to is State.READY:
-        tally.arrivals.append((queue, lane, priority, keys, 1, position, ready_at, None, 1, None))
+        stats.arrivals.append((queue, lane, priority, keys, 1, position, ready_at, None, 1, None))
         tx.woken[queue] += 1
     elif waits:
-        tally.timed.add(queue)
+        stats.timed.add(queue)
     return True
 
 

@@ -9,7 +9,7 @@ cross join queues as q on q.name = u.value
 select q.name, q.ready, q.running, (select count(*) from (select 1 from jobs where queue = q.id and due_at > ?3 limit ?2)),
     f.counted_at, f.hours
 {named_queues}
-left join queue_figures as f on f.queue = q.id
+left join queue_stats as f on f.queue = q.id
 order by u.key
 
 -- name: count_lapsed
@@ -36,17 +36,17 @@ group by q.name
 
 -- name: select_minutes
 -- ?1 queues by name, ?2 since when
-select q.name, m.figures
+select q.name, m.stats
 {named_queues}
 cross join minutes as m on m.queue = q.id and m.minute >= ?2
 order by q.name, m.minute
 
 -- name: select_keys
 -- Keys by queue, scope and name, where they are stored. ?1 [[queue, scope, key], …]
-select q.name, k.waiting, k.running, k.held_by, k.figures
+select q.name, k.waiting, k.running, k.held_by, k.stats
 from json_each(?1) as n
 cross join queues as q on q.name = n.value ->> 0
-cross join key_figures as k on k.queue = q.id and k.scope = n.value ->> 1 and k.key = n.value ->> 2
+cross join key_stats as k on k.queue = q.id and k.scope = n.value ->> 1 and k.key = n.value ->> 2
 
 -- part: sums
 '[' || group_concat(
@@ -58,14 +58,14 @@ cross join key_figures as k on k.queue = q.id and k.scope = n.value ->> 1 and k.
 -- What lists of keys are sorted by, of every key of a scope: of each queue one JSON array. ?1 queues by name, ?2 scope
 select q.name, {sums}
 {named_queues}
-cross join key_figures as k on k.queue = q.id and k.scope = ?2
+cross join key_stats as k on k.queue = q.id and k.scope = ?2
 group by q.name
 
 -- name: select_held_sums
 -- The same of the keys that limits and pauses hold back, of every scope. ?1 queues by name
 select q.name, {sums}
 {named_queues}
-cross join key_figures as k on k.queue = q.id and k.held_by is not null
+cross join key_stats as k on k.queue = q.id and k.held_by is not null
 group by q.name
 
 -- name: find_keys
@@ -73,7 +73,7 @@ group by q.name
 -- many is asked of a list. ?1 queues by name, ?2 scope, ?3 what labels have in them, ?4 how many
 select distinct k.key
 {named_queues}
-cross join key_figures as k on k.queue = q.id
+cross join key_stats as k on k.queue = q.id
 where k.scope = ?2 and instr(k.label, ?3) > 0
 limit ?4
 
@@ -86,7 +86,7 @@ limit ?4
 -- name: list_keys_by_started = coalesce(k.started_at, 0)
 select k.key
 from queues as q
-cross join key_figures as k on k.queue = q.id
+cross join key_stats as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
   and (-{it}, k.key) >= (?4, ?5)
   and (-{it}, k.key, q.name) > (?4, ?5, ?6)
@@ -96,7 +96,7 @@ order by -{it}, k.key
 -- name: list_keys_by_name
 select k.key
 from queues as q
-cross join key_figures as k on k.queue = q.id
+cross join key_stats as k on k.queue = q.id
 where q.name = ?1 and k.scope = ?2
   and k.key >= ?5 and ?4 is not null
   and (k.key, q.name) > (?5, ?6)
@@ -184,7 +184,7 @@ cross join jobs as j indexed by jobs_keeping_place on j.queue = q.id and j.keeps
 group by q.name, j.lane, j.priority
 
 -- name: select_unseen_lanes
--- All of them by lane and by what they brought along: of each queue one JSON array of lane tallies (the zeros are what only
+-- All of them by lane and by what they brought along: of each queue one JSON array of lane stats (the zeros are what only
 -- claims tell). ?1 queues by name, ?2 now
 select name, '[' || group_concat(
     '[' || keys || ',' || priority || ',' || jobs || ',0,0,0,0,0,0,' || newest || ',0,0,' || given || ',' || given_by || ']'
@@ -213,14 +213,14 @@ select q.name, q.applied_at, b.value ->> 0, b.value ->> 1, b.value ->> 2, b.valu
     b.value ->> 12
 {named_queues}
 cross join releases as r on r.queue = q.id
-cross join json_each(r.bells) as b
+cross join json_each(r.lane_events) as b
 
--- name: select_told_of
--- What claims have told that is not in the stats, in order. ?1 queues by name
-select q.name, j.told
+-- name: select_stats_of
+-- Journal entries that are not in the stats, in order. ?1 queues by name
+select q.name, j.stats
 {named_queues}
 cross join journal as j on j.queue = q.id
-where j.seq > coalesce((select f.counted from queue_figures as f where f.queue = q.id), 0) and j.told is not null
+where j.seq > coalesce((select f.counted from queue_stats as f where f.queue = q.id), 0) and j.stats is not null
 order by q.id, j.seq
 
 -- name: select_tails
@@ -261,7 +261,7 @@ where case when g.waiting > 0 then g.awake > 0 else g.in_flight > 0 or g.tat > ?
   and (
     ?3 is null
     or g.key in (select value from json_each(?3))
-    or (select k.waiting from key_figures as k where k.queue = q.id and k.scope = u.value ->> 2 and k.key = g.key) > 0
+    or (select k.waiting from key_stats as k where k.queue = q.id and k.scope = u.value ->> 2 and k.key = g.key) > 0
   )
 union all
 select q.name, g."limit", g.key
@@ -277,11 +277,11 @@ from json_each(?1) as u
 cross join shared_limits as l on l.name = u.value
 cross join shared_gates as g on g.shared_limit = l.id and (g.in_flight > 0 or g.tat > ?2)
 
--- name: select_rung
+-- name: select_woken_gates
 -- Gates that these queues are to look at, because another queue has left them room. ?1 queues by name
 select q.name, r.gate
 {named_queues}
-cross join rings as r on r.queue = q.id
+cross join gate_wakeups as r on r.queue = q.id
 
 -- name: select_shared_ends
 -- What has ended at limits that queues share, and no claim has folded. ?1 limits by name

@@ -114,7 +114,7 @@ class SqliteStore(Store):
         def work(inner: Transaction) -> dict[UUID, Conflict]:
             return jobs.insert(inner, new, self._clock.now())
 
-        conflicts = await (self._write(work) if tx is None else self._borrowed(tx, work))
+        conflicts = await (self._write(work) if tx is None else self._within_callers(tx, work))
         progress(len(new))
         return conflicts
 
@@ -205,7 +205,7 @@ class SqliteStore(Store):
                 return truly_lost(inner, settlements, lost)
             return lost
 
-        return await (self._write(work) if tx is None else self._borrowed(tx, work))
+        return await (self._write(work) if tx is None else self._within_callers(tx, work))
 
     async def renew(self, leases: Sequence[UUID], lease: timedelta) -> Renewed:
         duration = microseconds(lease)
@@ -247,12 +247,12 @@ class SqliteStore(Store):
             return Driver(inner, self._clock, self._memory, is_locked=terms.locks).perform(work.make())
 
         if tx is not None:
-            return await self._borrowed(tx, within, writes=terms.writes)
+            return await self._within_callers(tx, within, writes=terms.writes)
         if terms.writes:
             return await self._write(within, durable=terms.is_durable, keeps=terms.keeps)
         return await self._database.read(within)
 
-    async def _borrowed(self, tx: Any, work: Callable[[Transaction], T], *, writes: bool = True) -> T:
+    async def _within_callers(self, tx: Any, work: Callable[[Transaction], T], *, writes: bool = True) -> T:
         """Run `work` in the caller's transaction."""
 
         def begun(inner: Transaction) -> T:

@@ -97,7 +97,7 @@ class Mailbox:
 
 
 class SqliteListener:
-    """The ear of one worker process."""
+    """The listener of one worker process."""
 
     def __init__(self, worker: WorkerIdentity, database: Database, clock: Clock) -> None:
         self.worker = worker
@@ -153,7 +153,7 @@ class SqliteListener:
 
 
 class ResultListener(Waits):
-    """The ear of everyone in this process who waits for a job to end."""
+    """Listens for everyone in this process who waits for a job to end."""
 
     def __init__(
         self,

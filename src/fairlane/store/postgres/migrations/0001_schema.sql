@@ -54,7 +54,7 @@ create table fairlane.queue_states (
     version integer not null default 0,
     writes smallint not null default 0
 ) with (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
-comment on column fairlane.queue_states.ready is 'Ready jobs, running jobs and parked lanes, as far as bells have been folded.';
+comment on column fairlane.queue_states.ready is 'Ready jobs, running jobs and parked lanes, as far as lane events have been folded.';
 comment on column fairlane.queue_states.arrivals_from is 'No arrival of an earlier transaction is left or will come: the drain starts here and walks over no dead row.';
 comment on column fairlane.queue_states.seq is 'The last change of the board, with its token: a board in memory that has both is true.';
 comment on column fairlane.queue_states.stored is 'The last change that flows, lanes and gates hold.';
@@ -68,11 +68,11 @@ create table fairlane.journal (
     seq bigint not null,
     token uuid not null,
     delta bytea not null,
-    told bytea
+    stats bytea
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 -- It lives for seconds: making it smaller would cost more than keeping it.
-alter table fairlane.journal alter column delta set storage external, alter column told set storage external;
-comment on column fairlane.journal.told is 'What happened (`scheduler.snapshot.Tally`, MessagePack): it is there until it is in the stats. Null: nothing worth telling.';
+alter table fairlane.journal alter column delta set storage external, alter column stats set storage external;
+comment on column fairlane.journal.stats is 'What happened (`scheduler.snapshot.ClaimStats`, MessagePack): it is there until it is in the stats. Null: nothing worth telling.';
 create index journal_in_order on fairlane.journal (queue_id, seq);
 
 create table fairlane.flows (
@@ -188,8 +188,8 @@ comment on column fairlane.jobs.lease is 'The claim that holds it (running) or h
 comment on column fairlane.jobs.worker is 'Who holds it (running) or held it last.';
 comment on column fairlane.jobs.replays is 'How often it was put back after it had ended. `attempt` counts from the last time on.';
 comment on column fairlane.jobs.on_dead is 'Effects for its death (`job.OnDead`, MessagePack); null: none. It stays for whoever is replayed and dies again.';
-comment on column fairlane.jobs.given is 'Numbers that every bell which rings for it brings along.';
-comment on column fairlane.jobs.context is 'What its producer told of it besides its arguments.';
+comment on column fairlane.jobs.given is 'Numbers that every lane event appended for it carries.';
+comment on column fairlane.jobs.context is 'What its producer passed along besides its arguments.';
 comment on column fairlane.jobs.shared is 'The shared gates that it has passed (running) or had passed when it last ran.';
 -- A settlement that has waited for the job's row sees its newest version, but every other table as it was before the wait.
 -- So the row names all that the release must say, and nothing is looked up.
@@ -255,7 +255,7 @@ create table fairlane.cancellations (
     primary key (lease, job)
 );
 
--- Bells: facts that anyone may append and that only the holder of the claim lock folds. They carry their transaction,
+-- Lane events: facts that anyone may append and that only the holder of the claim lock folds. They carry their transaction,
 -- so that the drain can start behind the dead rows of what was drained before.
 create table fairlane.arrivals (
     queue_id integer not null,
@@ -368,11 +368,11 @@ create type fairlane.done as (
 );
 
 -- Workers with free slots, by the queue they would take a job from. Each listens on a channel of its own, in a session
--- that holds the advisory lock `ear` for as long as it lives.
+-- that holds the advisory lock `alive_lock` for as long as it lives.
 create table fairlane.waiters (
     queue_id integer not null,
     worker uuid not null,
-    ear bigint not null,
+    alive_lock bigint not null,
     primary key (queue_id, worker)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
@@ -431,13 +431,13 @@ create table fairlane.stored_values (
 );
 
 -- Processes that wait for jobs to end. Each listens on a channel of its own, in a session that holds the advisory lock
--- `ear` for as long as it lives. After a crash of the server none of those sessions is left, and no row need be.
+-- `alive_lock` for as long as it lives. After a crash of the server none of those sessions is left, and no row need be.
 --
 -- Whoever ends jobs looks here first: few rows that seldom change. Those that come and go with every wait are only ever
 -- looked up by their job, so that dead ones cost nothing while a snapshot keeps them.
 create unlogged table fairlane.result_listeners (
     waiter uuid primary key,
-    ear bigint not null
+    alive_lock bigint not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
 
 create unlogged table fairlane.result_waiters (
@@ -575,12 +575,12 @@ create table fairlane.shared_releases (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 create index shared_releases_in_order on fairlane.shared_releases (shared_limit, xid);
 
-create table fairlane.rings (
+create table fairlane.gate_wakeups (
     queue_id integer not null,
     gate bytea not null,
     primary key (queue_id, gate)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
-comment on table fairlane.rings is 'Gates of a queue that it is to look at, because another queue has left it room.';
+comment on table fairlane.gate_wakeups is 'Gates of a queue that it is to look at, because another queue has left it room.';
 
 create type fairlane.request as (
     lease uuid,
@@ -606,7 +606,7 @@ create type fairlane.granted as (
 
 -- Stats, for people who look: sums of what the journal tells. Nothing here takes part in a claim.
 
-create table fairlane.queue_figures (
+create table fairlane.queue_stats (
     queue_id integer primary key,
     counted bigint not null default 0,
     counted_at bigint,
@@ -614,18 +614,18 @@ create table fairlane.queue_figures (
     kept text not null default '',
     hours text
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200);
-comment on column fairlane.queue_figures.counted is 'The last change of the journal that is in the stats.';
-comment on column fairlane.queue_figures.counted_at is 'When that was made.';
-comment on column fairlane.queue_figures.passed_at is 'When somebody last added something up.';
-comment on column fairlane.queue_figures.kept is 'The scopes and limits that the figures are kept by: where the policy has others, keys are counted anew.';
-comment on column fairlane.queue_figures.hours is 'What started and ended in the last day, hour by hour, as a JSON array. Null: nothing.';
+comment on column fairlane.queue_stats.counted is 'The last change of the journal that is in the stats.';
+comment on column fairlane.queue_stats.counted_at is 'When that was made.';
+comment on column fairlane.queue_stats.passed_at is 'When somebody last added something up.';
+comment on column fairlane.queue_stats.kept is 'The scopes and limits that the stats are kept by: where the policy has others, keys are counted anew.';
+comment on column fairlane.queue_stats.hours is 'What started and ended in the last day, hour by hour, as a JSON array. Null: nothing.';
 
 -- One row for each key of each scope that is not idle. `key` is a JSON array, as in `flows`; `label` is what people search:
 -- its values in lower case. Everything that a list can be sorted by is indexed so that "most first" is the order of the
 -- index, and ties go by name. Those indexes are led by `list`, and have another collation, though it orders alike: no plan
 -- can look a single key up there, where it would walk over every key of its scope. A search reads labels from the primary
 -- key, and no row.
-create table fairlane.key_figures (
+create table fairlane.key_stats (
     queue_id integer not null,
     scope text collate "C" not null,
     key text collate "C" not null,
@@ -636,21 +636,21 @@ create table fairlane.key_figures (
     started_at bigint,
     held_by text,
     refresh_at bigint,
-    figures bytea not null,
+    stats bytea not null,
     list text collate "C" not null generated always as (queue_id::text || '/' || scope) stored,
     primary key (queue_id, scope, key) include (label)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_threshold = 2000);
-comment on column fairlane.key_figures.held_by is 'The limits that hold jobs of it back, as a JSON array. Null: none.';
-comment on column fairlane.key_figures.figures is 'Everything that is known of it (`stats.keys.KeyFigures`), as a MessagePack array.';
-comment on column fairlane.key_figures.refresh_at is 'When the oldest of its hours is a day old; where it says no more than a key that was never seen: at once.';
-create index key_figures_by_waiting on fairlane.key_figures (list, (-waiting), key collate "POSIX");
-create index key_figures_by_running on fairlane.key_figures (list, (-running), key collate "POSIX");
-create index key_figures_by_ended on fairlane.key_figures (list, (-ended), key collate "POSIX");
-create index key_figures_by_start on fairlane.key_figures (list, (-coalesce(started_at, 0)), key collate "POSIX");
-create index key_figures_to_refresh on fairlane.key_figures (queue_id, refresh_at) where refresh_at is not null;
-create index key_figures_held on fairlane.key_figures (queue_id) where held_by is not null;
+comment on column fairlane.key_stats.held_by is 'The limits that hold jobs of it back, as a JSON array. Null: none.';
+comment on column fairlane.key_stats.stats is 'Everything that is known of it (`stats.keys.KeyStats`), as a MessagePack array.';
+comment on column fairlane.key_stats.refresh_at is 'When the oldest of its hours is a day old; where it says no more than a key that was never seen: at once.';
+create index key_stats_by_waiting on fairlane.key_stats (list, (-waiting), key collate "POSIX");
+create index key_stats_by_running on fairlane.key_stats (list, (-running), key collate "POSIX");
+create index key_stats_by_ended on fairlane.key_stats (list, (-ended), key collate "POSIX");
+create index key_stats_by_start on fairlane.key_stats (list, (-coalesce(started_at, 0)), key collate "POSIX");
+create index key_stats_to_refresh on fairlane.key_stats (queue_id, refresh_at) where refresh_at is not null;
+create index key_figures_held on fairlane.key_stats (queue_id) where held_by is not null;
 
-create type fairlane.key_figure as (
+create type fairlane.key_stats_row as (
     scope text,
     key text,
     label text,
@@ -660,18 +660,18 @@ create type fairlane.key_figure as (
     started_at bigint,
     held_by text,
     refresh_at bigint,
-    figures bytea
+    stats bytea
 );
 
--- What happened in a queue, minute by minute (`scheduler.figures.Minute`, JSON). Kept for a day.
+-- What happened in a queue, minute by minute (`stats.keys.Minute`, JSON). Kept for a day.
 create table fairlane.minutes (
     queue_id integer not null,
     minute bigint not null,
-    figures text not null,
+    stats text not null,
     primary key (queue_id, minute)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 
--- What workers say of themselves (`store.figures.WorkerReport`, JSON), every few seconds.
+-- What workers say of themselves (`store.stats_values.WorkerReport`, JSON), every few seconds.
 create table fairlane.workers (
     id uuid primary key,
     seen_at bigint not null,

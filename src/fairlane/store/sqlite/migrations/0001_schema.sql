@@ -20,7 +20,7 @@ create table queues (
     amended text not null default '',
     -- When the first of its overrides ends.
     overrides_end_at integer,
-    -- Ready jobs, running jobs and parked lanes, as far as bells have been folded: counted with every write of its lanes.
+    -- Ready jobs, running jobs and parked lanes, as far as lane events have been folded: counted with every write of its lanes.
     ready integer not null default 0,
     running integer not null default 0,
     parked integer not null default 0,
@@ -108,8 +108,8 @@ create table journal (
     seq integer not null,
     token blob not null,
     delta blob not null,
-    -- What happened (`scheduler.snapshot.Tally`, MessagePack): it is there until it is in the stats.
-    told blob,
+    -- What happened (`scheduler.snapshot.ClaimStats`, MessagePack): it is there until it is in the stats.
+    stats blob,
     primary key (queue, seq)
 ) strict, without rowid;
 
@@ -152,10 +152,10 @@ create table jobs (
     -- What it declares for its death: follow-up jobs and values that land when it dies, in the same transaction
     -- (`job.OnDead`, MessagePack). It stays for whoever is replayed and dies again.
     on_dead blob,
-    -- Numbers that every bell which rings for it brings along. JSON; null as a rule.
+    -- Numbers that every lane event appended for it carries. JSON; null as a rule.
     given text,
     given_by integer,
-    -- What its producer told of it besides its arguments. JSON; null as a rule.
+    -- What its producer passed along besides its arguments. JSON; null as a rule.
     context text,
     -- The shared gates that it has passed (running): their ids in hexadecimal, one after the other.
     shared text,
@@ -217,13 +217,13 @@ create table arrivals (
 ) strict;
 create index arrivals_by_queue on arrivals (queue);
 
--- What one settlement releases in a queue is one row, lane by lane: `bells` is a JSON array of `scheduler.Release`s, each an
+-- What one settlement releases in a queue is one row, lane by lane: `lane events` is a JSON array of `scheduler.Release`s, each an
 -- array whose first item is its lane in hexadecimal. A row for each lane cost three writes and a read of its own.
 create table releases (
     id integer primary key,
     queue integer not null,
     count integer not null,
-    bells text not null
+    lane_events text not null
 ) strict;
 create index releases_by_queue on releases (queue);
 
@@ -356,7 +356,7 @@ create table shared_releases (
 create index shared_releases_by_limit on shared_releases (shared_limit);
 
 -- Gates of a queue that it is to look at, because another queue has left it room.
-create table rings (
+create table gate_wakeups (
     queue integer not null,
     gate blob not null,
     primary key (queue, gate)
@@ -365,23 +365,23 @@ create table rings (
 
 -- Stats, for people who look: sums of what the journal tells. Nothing here takes part in a claim.
 
-create table queue_figures (
+create table queue_stats (
     queue integer primary key,
     -- The last change of the journal that is in the stats, and when it was made.
     counted integer not null default 0,
     counted_at integer,
     -- When somebody last added something up.
     passed_at integer not null default 0,
-    -- The scopes and limits that the figures are kept by: where the policy has others, keys are counted anew.
+    -- The scopes and limits that the stats are kept by: where the policy has others, keys are counted anew.
     kept text not null default '',
-    -- What started and ended in the last day, hour by hour (`scheduler.figures.Span`), as a JSON array.
+    -- What started and ended in the last day, hour by hour (`stats.keys.Span`), as a JSON array.
     hours text
 ) strict;
 
 -- One row for each key of each scope that is not idle. `key` is a JSON array, as in `flows`; `label` is what people search:
 -- its values in lower case. Everything that a list can be sorted by is indexed so that "most first" is the order of the
 -- index, and ties go by name.
-create table key_figures (
+create table key_stats (
     queue integer not null,
     scope text not null,
     key text not null,
@@ -394,26 +394,26 @@ create table key_figures (
     held_by text,
     -- When the oldest of its hours is a day old.
     refresh_at integer,
-    -- Everything that is known of it (`stats.keys.KeyFigures`), as a MessagePack array.
-    figures blob not null,
+    -- Everything that is known of it (`stats.keys.KeyStats`), as a MessagePack array.
+    stats blob not null,
     primary key (queue, scope, key)
 ) strict, without rowid;
-create index key_figures_by_waiting on key_figures (queue, scope, -waiting, key);
-create index key_figures_by_running on key_figures (queue, scope, -running, key);
-create index key_figures_by_ended on key_figures (queue, scope, -ended, key);
-create index key_figures_by_start on key_figures (queue, scope, -coalesce(started_at, 0), key);
-create index key_figures_to_refresh on key_figures (queue, refresh_at) where refresh_at is not null;
-create index key_figures_held on key_figures (queue) where held_by is not null;
+create index key_stats_by_waiting on key_stats (queue, scope, -waiting, key);
+create index key_stats_by_running on key_stats (queue, scope, -running, key);
+create index key_stats_by_ended on key_stats (queue, scope, -ended, key);
+create index key_stats_by_start on key_stats (queue, scope, -coalesce(started_at, 0), key);
+create index key_stats_to_refresh on key_stats (queue, refresh_at) where refresh_at is not null;
+create index key_figures_held on key_stats (queue) where held_by is not null;
 
--- What happened in a queue, minute by minute (`scheduler.figures.Minute`, JSON). Kept for a day.
+-- What happened in a queue, minute by minute (`stats.keys.Minute`, JSON). Kept for a day.
 create table minutes (
     queue integer not null,
     minute integer not null,
-    figures text not null,
+    stats text not null,
     primary key (queue, minute)
 ) strict, without rowid;
 
--- What workers say of themselves (`store.figures.WorkerReport`, JSON), every few seconds.
+-- What workers say of themselves (`store.stats_values.WorkerReport`, JSON), every few seconds.
 create table workers (
     id blob primary key,
     seen_at integer not null,
