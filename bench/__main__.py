@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from bench import comparison, history, horizon, pages, pruning, rates, seeing, shared, stream
+from bench import comparison, history, horizon, pages, pruning, rates, shared, stream, views
 
 BENCHES: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "history": ("claims and enqueues beside ten million finished jobs", history.main),
@@ -13,7 +13,7 @@ BENCHES: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "pages": ("the dashboard, over 100,000 keys and a million jobs", pages.main),
     "pruning": ("whether upkeep keeps up with ten thousand finishes a second", pruning.main),
     "rates": ("how much of a smooth rate workers give, and never more", rates.main),
-    "seeing": ("what people look at, over 100,000 keys and a million jobs", seeing.main),
+    "views": ("what people look at, over 100,000 keys and a million jobs", views.main),
     "shared": ("a limit that two queues share", shared.main),
     "stream": ("a million jobs in one streamed call", stream.main),
 }

@@ -35,7 +35,7 @@ FEW, MANY = 10_000, 1_000_000
 """Jobs that wait where that is what differs."""
 PIN_SECONDS, PINNED_RATE = 60, 8_000
 
-BELLS = "select count(*) from fairlane.arrivals"
+EVENTS = "select count(*) from fairlane.arrivals"
 BACKENDS = "select pid from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
 PINS: Mapping[str, Sequence[str]] = {
     "a reader": ("begin isolation level repeatable read", "select count(*) from pg_class"),
@@ -91,9 +91,9 @@ class Claimer:
                 self.bench.fair_noop.call(n, f"account-{n % keys}", FILLER) for n in numbers
             )
 
-    async def bells(self) -> int:
+    async def events(self) -> int:
         """Arrivals that no claim has folded yet."""
-        return int(await self.observer.fetchval(BELLS))
+        return int(await self.observer.fetchval(EVENTS))
 
     def forget(self) -> tuple[float, float]:
         """The medians so far, and none from here on."""
@@ -116,13 +116,13 @@ async def claiming(url: str, backlog: Backlog) -> AsyncIterator[Claimer]:
 
 
 async def warm_up(claimers: Sequence[Claimer]) -> None:
-    """Claim until old bells are folded, on all databases equally often. Then there are only those of the last batch."""
+    """Claim until old lane events are folded, on all databases equally often: those of the last batch are left."""
     for _ in range(MOST_WARM_UPS):
         for each in list(claimers) * WARM_UP:
             await each.claim(is_measured=False)
-        if max([await each.bells() for each in claimers]) <= BATCH:
+        if max([await each.events() for each in claimers]) <= BATCH:
             return
-    raise RuntimeError(f"bells of jobs that arrived were not folded by {MOST_WARM_UPS * WARM_UP:,} claims")
+    raise RuntimeError(f"lane events of jobs that arrived were not folded by {MOST_WARM_UPS * WARM_UP:,} claims")
 
 
 def filled(bench: Bench, backlog: Backlog) -> str:

@@ -48,7 +48,7 @@ WAITING = "select count(distinct worker) from fairlane.waiters"
 SLOTS = "select coalesce(sum((report::json->>'concurrency')::integer), 0) from fairlane.workers"
 """Those that workers say they have. A worker with processes has them once these have started."""
 # Jobs are only searched when no claim has left any: a scan of all that is done, several times a second, would be felt.
-# Release bells of the last batch may stay unfolded; jobs that are scheduled, ready or running may not.
+# Release events of the last batch may stay unfolded; jobs that are scheduled, ready or running may not.
 DRAINED = """
 select case
     when exists (

@@ -24,7 +24,7 @@ from urllib.parse import quote
 import asyncpg
 import httpx
 
-from bench import seeing
+from bench import views
 from fairlane import App
 from fairlane.dashboard import create_dashboard
 from fairlane.dashboard.pages import PAGES
@@ -78,7 +78,7 @@ class Meter:
 
 def paths(job: str) -> dict[str, str]:
     """Every page, and some of its forms."""
-    queue, key = seeing.QUEUE, "key.account=account-000077"
+    queue, key = views.QUEUE, "key.account=account-000077"
     found = {page.path: page.path.replace("{queue}", queue).replace("{job}", job) for page in PAGES}
     found["/queues/{queue}/key"] += f"?{key}"
     for sort in ("running", "done", "started", "name"):
@@ -96,7 +96,7 @@ async def measure_pages(url: str) -> dict[str, tuple[float, int]]:
     headers = {"Authorization": f"Bearer {TOKEN}"}
     found: dict[str, tuple[float, int]] = {}
     async with app, httpx.AsyncClient(transport=transport, base_url="http://bench", headers=headers) as client:
-        job = (await client.get("/api/jobs", params={"queue": seeing.QUEUE, "limit": 1})).json()["jobs"][0]["id"]
+        job = (await client.get("/api/jobs", params={"queue": views.QUEUE, "limit": 1})).json()["jobs"][0]["id"]
         with meter.attached():
             for name, path in paths(job).items():
                 took = []
@@ -157,7 +157,7 @@ async def measure_streams(url: str, database: int | None) -> tuple[float, float,
     try:
         assert process.stdout is not None
         port = int((await asyncio.to_thread(process.stdout.readline)).rpartition(":")[2].strip(" /\n"))
-        queue = seeing.QUEUE
+        queue = views.QUEUE
         looked_at = ["/", f"/queues/{queue}", f"/queues/{queue}/keys", "/workers", "/jobs"]
         async with httpx.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60) as client:
             for path in looked_at:
@@ -176,9 +176,9 @@ async def prepare(store: Store, keys: int, jobs: int) -> None:
     await store.migrate()
     await store.open()
     try:
-        await seeing.fill(store, keys, jobs)
-        await seeing.claims(store, 100, 200)
-        await seeing.tallied(store)
+        await views.fill(store, keys, jobs)
+        await views.claims(store, 100, 200)
+        await views.tallied(store)
     finally:
         await store.close()
 

@@ -124,7 +124,7 @@ async def _started(url: str, until: int) -> dict[str, int]:
 
 
 async def _at_rest(url: str) -> None:
-    """What is in flight when nothing runs: nothing, once the bells are counted."""
+    """What is in flight when nothing runs: nothing, once the lane events are counted."""
     connection = await asyncpg.connect(url)
     try:
         left = await connection.fetchval(

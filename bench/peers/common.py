@@ -104,7 +104,7 @@ class Watch:
 
 
 @dataclass
-class ClaimStats:
+class Tally:
     """What the handlers of a drain or a whale count. Handlers on several threads hold the lock."""
 
     expected: int
@@ -170,7 +170,7 @@ def measured(watch: Watch, *, complete: bool, counted: int = 0) -> Measured:
     return Measured(seconds=watch.seconds, cpu_seconds=watch.cpu_seconds, counted=counted, complete=complete)
 
 
-def measured_whale(tally: ClaimStats, *, complete: bool) -> Measured:
+def measured_whale(tally: Tally, *, complete: bool) -> Measured:
     """From the first start to the end of the last small job, and to the end of the last of all."""
     begun = tally.watch.started or 0.0
     return Measured(

@@ -14,7 +14,7 @@ from fairlane.store.protocol import Store
 from fairlane.store.stats import Moment
 from fairlane.store.stats_values import KeySort
 from tests.store.harness import claim, finish, given_jobs
-from tests.store.test_figures import ACCOUNT, POLICY, add_all_up, all_keys, keys
+from tests.store.test_stats import ACCOUNT, POLICY, add_all_up, all_keys, keys
 
 
 @pytest.mark.parametrize("sort", list(KeySort))

@@ -156,7 +156,7 @@ async def test_a_worker_that_lost_its_connection_stops_what_it_no_longer_holds(
         await started.wait()
         # The database takes one of two claims of one lease away, and hands the job out again: the lease itself stands.
         [run] = [run for run in worker._execution.held() if run.claim.id == mine.id]
-        store.lose("renew", "claim", "held", "settle", "reap", "listen", "report", "tally")
+        store.lose("renew", "claim", "held", "settle", "reap", "listen", "report", "add_up")
         await store.real.settle([settle(run.claim, Released("by the test"), 0)])
         clock.advance("10s")
         await store.called("renew")

@@ -151,7 +151,7 @@ async def bulk(options: common.Options) -> common.Measured:
     return common.measured(watch, complete=complete)
 
 
-async def nothing_in_flight(client: awa.AsyncClient, tally: common.ClaimStats) -> None:
+async def nothing_in_flight(client: awa.AsyncClient, tally: common.Tally) -> None:
     """Wait until every settlement is committed: awa holds a job's permit until then."""
     await asyncio.to_thread(tally.all_counted.wait)
 
@@ -163,7 +163,7 @@ async def nothing_in_flight(client: awa.AsyncClient, tally: common.ClaimStats) -
 
 async def drain(options: common.Options) -> common.Measured:
     """No-op jobs."""
-    tally = common.ClaimStats(options.jobs)
+    tally = common.Tally(options.jobs)
     async with connected(options) as client:
         await fill(options, client)
 
@@ -181,7 +181,7 @@ async def drain(options: common.Options) -> common.Measured:
 
 async def whale(options: common.Options) -> common.Measured:
     """Twenty slots are the queue's workers."""
-    tally = common.ClaimStats(options.jobs)
+    tally = common.Tally(options.jobs)
     async with connected(options) as client:
         await fill(options, client)
 

@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import common
 
 QUEUE = "bench"
-tally = common.ClaimStats(0)  # chancy finds its handlers by name in this module, so what they count into is here too
+tally = common.Tally(0)  # chancy finds its handlers by name in this module, so what they count into is here too
 pickups: common.Pickups
 
 

@@ -133,7 +133,7 @@ def bulk(options: common.Options) -> common.Measured:
     return common.measured(watch, complete=complete)
 
 
-def work(options: common.Options, handler: Callable[..., Any], tally: common.ClaimStats) -> bool:
+def work(options: common.Options, handler: Callable[..., Any], tally: common.Tally) -> bool:
     """Fill the queue, and run it until every settlement is committed; whether every job succeeded."""
 
     async def left() -> int:
@@ -149,7 +149,7 @@ def work(options: common.Options, handler: Callable[..., Any], tally: common.Cla
 
 def drain(options: common.Options) -> common.Measured:
     """No-op jobs, asynchronous on dbos's event loop or synchronous on its threads."""
-    tally = common.ClaimStats(options.jobs)
+    tally = common.Tally(options.jobs)
 
     async def noop(**document: object) -> None:
         tally.watch.start()
@@ -165,7 +165,7 @@ def drain(options: common.Options) -> common.Measured:
 
 def whale(options: common.Options) -> common.Measured:
     """Twenty slots are the worker's concurrency."""
-    tally = common.ClaimStats(options.jobs)
+    tally = common.Tally(options.jobs)
 
     async def swim(*, tenant: str, **document: object) -> None:
         tally.watch.start()

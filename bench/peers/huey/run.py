@@ -75,7 +75,7 @@ def enqueue(options: common.Options) -> common.Measured:
 
 def drain(options: common.Options) -> common.Measured:
     """No-op jobs. huey deletes a job when it takes it, so the last handler is the last settlement."""
-    tally = common.ClaimStats(options.jobs)
+    tally = common.Tally(options.jobs)
 
     def noop(**document: object) -> None:
         tally.watch.start()
@@ -87,7 +87,7 @@ def drain(options: common.Options) -> common.Measured:
 
 def whale(options: common.Options) -> common.Measured:
     """Twenty worker threads."""
-    tally = common.ClaimStats(options.jobs)
+    tally = common.Tally(options.jobs)
 
     def handle(*, tenant: str, **document: object) -> None:
         tally.watch.start()
@@ -113,7 +113,7 @@ def pickup(options: common.Options) -> common.Measured:
     return result
 
 
-def _run(options: common.Options, handler: Callable[..., None], tally: common.ClaimStats) -> int:
+def _run(options: common.Options, handler: Callable[..., None], tally: common.Tally) -> int:
     """Fill the queue in one transaction, untimed, and run the consumer until every handler has; the jobs left."""
     huey = opened(options)
     task = huey.task()(handler)

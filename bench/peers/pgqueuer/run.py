@@ -180,7 +180,7 @@ async def work(options: common.Options, watch: common.Watch, register: Callable[
 async def drain(options: common.Options) -> common.Measured:
     """No-op jobs, in pgqueuer's drain mode."""
     await fill(options)
-    tally = common.ClaimStats(options.jobs)
+    tally = common.Tally(options.jobs)
 
     async def noop(job: Job) -> None:
         tally.count()
@@ -194,7 +194,7 @@ async def drain(options: common.Options) -> common.Measured:
 async def whale(options: common.Options) -> common.Measured:
     """Twenty slots: a limit that pgqueuer keeps in its dequeue, or a semaphore around the handler."""
     await fill(options)
-    tally, watch = common.ClaimStats(options.jobs), common.Watch()
+    tally, watch = common.Tally(options.jobs), common.Watch()
     in_dequeue = options.settings["slots"] == "concurrency_limit"
     free = asyncio.Semaphore(common.WHALE_SLOTS)
 

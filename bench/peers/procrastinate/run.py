@@ -154,7 +154,7 @@ async def work(options: common.Options, handler: Handler, watch: common.Watch) -
 
 async def drain(options: common.Options) -> common.Measured:
     """No-op jobs."""
-    tally = common.ClaimStats(options.jobs)
+    tally = common.Tally(options.jobs)
 
     async def noop(**document: object) -> None:
         tally.count()
@@ -165,7 +165,7 @@ async def drain(options: common.Options) -> common.Measured:
 
 async def whale(options: common.Options) -> common.Measured:
     """Twenty slots are the worker's concurrency."""
-    tally = common.ClaimStats(options.jobs)
+    tally = common.Tally(options.jobs)
 
     async def handle(*, tenant: str, **document: object) -> None:
         tally.watch.start()

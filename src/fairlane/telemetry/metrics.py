@@ -124,7 +124,7 @@ _METRICS = (
     _seconds("fairlane_claim_lock_wait_seconds", "How long a claim waited for its lock.", "queue"),
     _sizes("fairlane_claim_jobs", "Jobs that a claim brought.", "queue"),
     _counter("fairlane_claims_empty_total", "{claim}", "Claims that brought nothing.", "queue"),
-    _counter("fairlane_lane_events_folded_total", "{bell}", "Arrivals and releases that claims have folded.", "queue"),
+    _counter("fairlane_lane_events_folded_total", "{event}", "Arrivals and releases that claims have folded.", "queue"),
     _seconds("fairlane_settle_seconds", "How long it took to record a batch of outcomes."),
     _sizes("fairlane_settle_jobs", "Outcomes that were recorded together."),
     _counter("fairlane_lease_renewals_total", "{lease}", "Leases that were renewed."),

@@ -73,10 +73,10 @@ async def test_a_failure_to_keep_figures_is_visible_and_stops_no_job(
     async def fail() -> None:
         raise RuntimeError("no such figure")
 
-    store.before["tally"] = store.before["report"] = fail
+    store.before["add_up"] = store.before["report"] = fail
     async with app, working(app) as worker:
         with caplog.at_level(logging.WARNING, "fairlane.worker"):
-            await advance_until(clock, store, "tally", 3)
+            await advance_until(clock, store, "add_up", 3)
             await advance_until(clock, store, "report", 3)
             assert worker.health().is_well
             assert worker.health().warnings == {
@@ -90,7 +90,7 @@ async def test_a_failure_to_keep_figures_is_visible_and_stops_no_job(
             (seen,) = await store.real.ask(Moment.workers)
             assert set(seen.report.warnings) == {"tallying", "reporting"}
             store.restore()
-            await advance_until(clock, store, "tally", store.ended["tally"] + 2)
+            await advance_until(clock, store, "add_up", store.ended["add_up"] + 2)
             await until(lambda: not worker.health().warnings)
             assert "adding up works again" in caplog.text
 

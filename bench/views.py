@@ -1,4 +1,4 @@
-"""`python -m bench seeing`: what people look at, over 100,000 keys and 1,000,000 jobs, and what it takes to keep it.
+"""`python -m bench views`: what people look at, over 100,000 keys and 1,000,000 jobs, and what it takes to keep it.
 
 Told are the time of each question that pages and commands ask (the median of some runs), and that of the passes which
 add up what claims did. With `--unseen`, no claim has seen any of the jobs, and nobody serves the queue: what `status`
@@ -95,7 +95,7 @@ async def claims(store: Store, count: int, want: int) -> float:
 
 
 async def tallied(store: Store) -> list[tuple[float, int, int]]:
-    """Every pass until there is nothing left: seconds, tallies, keys."""
+    """Every pass until there is nothing left: seconds, claims, keys."""
     passes = []
     while True:
         started = time.perf_counter()
@@ -184,13 +184,11 @@ def _tell_passes(what: str, passes: list[tuple[float, int, int]]) -> None:
     seconds = sum(each[0] for each in passes)
     told, keys = sum(each[1] for each in passes), sum(each[2] for each in passes)
     longest = max(each[0] for each in passes)
-    print(
-        f"  {what}: {len(passes)} in {seconds:.1f} s (longest {longest:.2f}), {told:,} tallies, {keys:,} keys written"
-    )
+    print(f"  {what}: {len(passes)} in {seconds:.1f} s (longest {longest:.2f}), {told:,} claims, {keys:,} keys written")
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench seeing", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench views", description=__doc__)
     parser.add_argument("--keys", type=int, default=100_000)
     parser.add_argument("--jobs", type=int, default=1_000_000)
     parser.add_argument("--store", choices=["postgres", "sqlite", "both"], default="both")
@@ -198,7 +196,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if given.store != "sqlite":
         with ThrowawayPostgres() as server:
-            url = asyncio.run(server.create_database("seeing"))
+            url = asyncio.run(server.create_database("views"))
             if given.unseen:
                 asyncio.run(PostgresStore(url).migrate())
                 asyncio.run(measure_unseen("PostgreSQL", url, given.keys, given.jobs))

@@ -18,7 +18,7 @@ from fairlane.store.postgres import PostgresStore
 from fairlane.store.postgres.settlements import Done as DoneClaims
 from fairlane.store.postgres.settlements import Piggyback
 from tests.store.harness import LEASE, claim_once, given_jobs, ids, soon, worker_named
-from tests.store.test_postgres_together import crowded, release_lock, requests, take_lock
+from tests.store.test_postgres_combined_claims import crowded, release_lock, requests, take_lock
 
 PLAIN = Policy("webhooks")
 
