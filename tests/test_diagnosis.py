@@ -185,7 +185,7 @@ def worker(name: str = "web-1", **given: Any) -> WorkerView:
         "clock_offset": -4.9,
         "loops": {"claiming": "running", "rehoming": "ended"},
         "tasks": [],
-        "figures": {},
+        "stats": {},
     }
     return WorkerView(name=name, **(stats | given))
 
@@ -198,7 +198,7 @@ def worker(name: str = "web-1", **given: Any) -> WorkerView:
         ({"is_well": False}, "fault", "unwell worker", "is unhealthy"),
         ({"clock_offset": -5.1}, "fault", "clock skew", "by -5.1 s"),
         (
-            {"warnings": {"tallying": "ValueError: no"}},
+            {"warnings": {"adding up": "ValueError: no"}},
             "warning",
             "troubled worker",
             "adding up fails (ValueError: no)",

@@ -57,7 +57,7 @@ def queue(**stats: object) -> QueueView:
 
 
 @pytest.mark.parametrize(
-    ("figures", "status"),
+    ("stats", "status"),
     [
         ({}, QueueStatus.IDLE),
         ({"running": 3}, QueueStatus.FLOWING),

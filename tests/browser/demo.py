@@ -230,7 +230,7 @@ class Demo:
     async def _report(self, store: Store, *, is_late: bool) -> None:
         """What the workers say of themselves; one said it a while ago, and nothing since."""
         now = self.clock.now()
-        loops = dict.fromkeys(("claims", "leases", "reaping", "settling", "tallying", "upkeep"), "running")
+        loops = dict.fromkeys(("claims", "leases", "reaping", "settling", "adding up", "upkeep"), "running")
         one, two, three, four = self.workers
         webhooks, email, reports = (len(stream.running) for stream in self.streams[:3])
         died = {**loops, "upkeep": "StoreUnavailable: the connection was closed"}

@@ -125,7 +125,7 @@ def worker(name: str = "web-1:77", **given: Any) -> WorkerView:
         "clock_offset": 0.01,
         "loops": {"claiming": "running"},
         "tasks": ["deliver"],
-        "figures": {},
+        "stats": {},
     }
     return WorkerView(name=name, **(stats | given))
 

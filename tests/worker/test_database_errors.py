@@ -37,9 +37,9 @@ LOOPS = (
     "pruning",
     "collecting",
     "auditing",
-    "firing",
-    "following",
-    "tallying",
+    "schedules",
+    "partitions",
+    "adding up",
     "reporting",
 )
 OURS = {"21", "22", "23", "3F", "42", "44", "54"}

@@ -75,7 +75,7 @@ async def test_a_worker_rides_out_an_outage_and_makes_up_for_the_slot(
         store.restore()
         await until(lambda: ran)
         assert worker.health().is_well
-        assert worker.health().loops["firing"] == "running"
+        assert worker.health().loops["schedules"] == "running"
 
 
 async def test_a_slot_that_cannot_be_stamped_is_told_and_stops_nothing(

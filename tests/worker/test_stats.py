@@ -60,7 +60,7 @@ async def test_a_worker_reports_and_takes_it_back_when_it_stops(clock: ManualClo
             (seen,) = await store.real.ask(Moment.workers)
             assert (seen.id, seen.report.name, seen.report.concurrency) == (worker.identity.id.hex, "worker-1", 7)
             assert (seen.report.queues, seen.report.tasks) == ({"mail": 1.0}, ["send"])
-            assert seen.report.loops["tallying"] == "running"
+            assert seen.report.loops["adding up"] == "running"
         assert await store.real.ask(Moment.workers) == []
 
 
@@ -80,15 +80,15 @@ async def test_a_failure_to_keep_figures_is_visible_and_stops_no_job(
             await advance_until(clock, store, "report", 3)
             assert worker.health().is_well
             assert worker.health().warnings == {
-                "tallying": "RuntimeError: no such figure",
+                "adding up": "RuntimeError: no such figure",
                 "reporting": "RuntimeError: no such figure",
             }
-            assert [record.getMessage()[:14] for record in caplog.records].count("adding up fails") == 1
+            assert [record.getMessage()[:15] for record in caplog.records].count("adding up fails") == 1
             await reaches(await send.enqueue("acme"), State.DONE)
             del store.before["report"]
             await advance_until(clock, store, "report", store.ended["report"] + 1)
             (seen,) = await store.real.ask(Moment.workers)
-            assert set(seen.report.warnings) == {"tallying", "reporting"}
+            assert set(seen.report.warnings) == {"adding up", "reporting"}
             store.restore()
             await advance_until(clock, store, "add_up", store.ended["add_up"] + 2)
             await until(lambda: not worker.health().warnings)
@@ -104,7 +104,7 @@ class Slow:
         self._passes = passes
         self.began: list[Instant] = []
 
-    async def stats(self, queue: str, limit: int, rest: int) -> AddedUp:
+    async def add_up(self, queue: str, limit: int, rest: int) -> AddedUp:
         self.began.append(self._clock.now())
         self._clock.set(self._clock.now() + self._takes)
         return AddedUp(limit, 1, more=len(self.began) < self._passes)

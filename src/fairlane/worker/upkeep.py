@@ -190,7 +190,7 @@ async def keep_stats(store: Store, outage: Outage, clock: Clock, queues: Collect
             limit, rest = (AT_ONCE_BEHIND, 0) if name in behind else (CLAIMS_AT_ONCE, EVERY // 2)
             stats = partial(outage.ride_out, partial(store.add_up, name, limit, rest), "adding up figures")
             started = clock.monotonic()
-            counted = await warnings.endure("tallying", stats)
+            counted = await warnings.endure("adding up", stats)
             await pause(clock, min(RESTS_AFTER_A_PASS * (clock.monotonic() - started), LONGEST_REST))
             if counted is not None and counted.more:
                 behind.add(name)
@@ -222,10 +222,10 @@ async def follow_partitions(runtime: Runtime, look_again: Callable[[], Awaitable
         await pause(runtime.clock, jittered(wait))
         wait = LEARNED_EVERY
         if look_again is not None:
-            await ride_out(look_again, "following")
+            await ride_out(look_again, "partitions")
         for whole in slots.wholes:
             queue = whole.share.name
-            place = await ride_out(partial(place_of, store, queue), "following")
+            place = await ride_out(partial(place_of, store, queue), "partitions")
             for name in () if place is None else place.names:
                 if name not in slots.queues:
                     log.info("queue %s has a new partition; serving %s too", queue, name)

@@ -52,7 +52,7 @@ log = logging.getLogger("fairlane.worker")
 
 REPORTED = ("running", "waiting", "unsettled", "is_well", "is_stopping", "loops", "warnings")
 """What the report of a worker takes from its health."""
-UPKEEP = ("reaping", "pruning", "collecting", "auditing", "firing", "following", "tallying", "messages")
+UPKEEP = ("reaping", "pruning", "collecting", "auditing", "schedules", "partitions", "adding up", "messages")
 
 LEAVES_WITHIN, HURRIED_LEAVE = 10.0, 1.0
 """Seconds for processes without a job to end by themselves."""
@@ -203,9 +203,9 @@ class Worker:
         start("collecting", remove_idle_state(runtime))
         start("auditing", audit_gates(runtime))
         if program.cron_runner is not None:
-            start("firing", program.cron_runner.run(self.identity.id, self._outage, self._clock, self._time))
-        start("following", follow_partitions(runtime, program.look_again))
-        start("tallying", keep_stats(self._store, self._outage, self._clock, self._slots.queues, self.warnings))
+            start("schedules", program.cron_runner.run(self.identity.id, self._outage, self._clock, self._time))
+        start("partitions", follow_partitions(runtime, program.look_again))
+        start("adding up", keep_stats(self._store, self._outage, self._clock, self._slots.queues, self.warnings))
         if self._execution.calls_handlers:
             start("watching", self._long_runs.keep_looking())
         start("reporting", keep_reporting(runtime, self.report))
