@@ -207,3 +207,12 @@ def _commands(url: str, dead: str, waiting: str) -> dict[str, str]:
         assert done.exit_code in (0, 1, 2), done.output
         told[words] = done.output
     return told
+
+
+def test_a_record_keeps_its_template_for_services_that_group_by_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "fairlane.worker"):
+        logging.getLogger("fairlane.worker").warning("job %s failed: %s", 7, "postgresql://shop:hunter22@db/shop")
+    (record,) = caplog.records
+    assert record.msg == "job %s failed: %s"
+    assert "hunter22" not in record.getMessage()
+    assert "job 7 failed" in record.getMessage()

@@ -505,11 +505,40 @@ def guard_loggers() -> None:
 
 
 class _Guard(logging.Filter):
-    """Formats a record, and makes its message and its traceback safe."""
+    """Makes the arguments of a record safe, and leaves its template: log services group by it. A message without
+    arguments may contain anything: it is made safe too."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = one_line(without_secrets(record.getMessage())), None
+        if not record.args:
+            record.msg = one_line(without_secrets(str(record.msg)))
+        elif isinstance(record.args, tuple):
+            record.args = tuple(map(_safe, record.args))
+        elif isinstance(record.args, dict):
+            record.args = {name: _safe(value) for name, value in record.args.items()}
         if record.exc_info:
             # Formatters take this text as it is, and leave the exception alone.
             record.exc_text = indented(exception_text(record))
         return True
+
+
+class _Safe:
+    """An argument that is made safe when the record is formatted, by `%s` or `%r`."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return one_line(without_secrets(str(self._value)))
+
+    def __repr__(self) -> str:
+        return one_line(without_secrets(repr(self._value)))
+
+
+def _safe(value: object) -> object:
+    if value is None or isinstance(value, (int, float, _Safe)):
+        return value
+    if isinstance(value, str) and one_line(without_secrets(value)) == value:
+        return value  # as it is, for handlers that read the arguments
+    return _Safe(value)

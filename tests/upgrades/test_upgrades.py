@@ -125,6 +125,14 @@ def test_the_kept_version_is_another_one(shop: Shop) -> None:
     assert places[1].is_relative_to(ROOT / "src")
 
 
+def test_functions_that_have_changed_since_come_with_a_migration(kept: Path) -> None:
+    """Functions are created anew with the newest migration: without one, no database would get them."""
+    stores = [each / "fairlane" / "store" / "postgres" for each in (kept, ROOT / "src")]
+    functions = [(store / "functions.sql").read_text() for store in stores]
+    migrations = [sorted(path.name for path in (store / "migrations").glob("*.sql")) for store in stores]
+    assert functions[0] == functions[1] or len(migrations[0]) < len(migrations[1]), "add a migration"
+
+
 def test_a_database_of_the_kept_version_is_brought_up_to_date_and_every_job_ends_once(shop: Shop) -> None:
     shop.run("fairlane.cli", "migrate", is_kept=True)
     shop.enqueue(0, is_kept=True)
