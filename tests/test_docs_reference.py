@@ -263,7 +263,7 @@ def test_the_outcomes_of_an_attempt_are_those_of_a_settlement() -> None:
         "is_spent": False,
     }
     outcomes = [
-        kind(**{name: values[name] for name in kind.__struct_fields__}) for kind in get_args(settlement.Outcome)
+        kind(**{name: values[name] for name in kind.__struct_fields__}) for kind in get_args(settlement.RunOutcome)
     ]
     assert told == {settlement.settle(claim, outcome, 0).outcome for outcome in outcomes} | {"running"}
 

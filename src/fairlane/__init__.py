@@ -5,6 +5,7 @@ What programs write every day is here. The rest has a module of its own: `fairla
 """
 
 from fairlane.app import App
+from fairlane.backoff import Backoff
 from fairlane.cron.schedules import Schedule
 from fairlane.effects import Effects
 from fairlane.errors import Cancel, Dead, FairlaneError, Retry, Snooze
@@ -22,7 +23,6 @@ from fairlane.policy import (
     Unique,
 )
 from fairlane.queue import HeldClaim, Queue
-from fairlane.scheduler.settlement import Backoff
 from fairlane.task import BoundTask, Call, Enqueued, Foreseen, Job, Task
 from fairlane.worker.runs import context
 

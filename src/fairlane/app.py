@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 from fairlane import parameters
+from fairlane.backoff import Backoff
 from fairlane.clock import Clock, Instant, SystemClock, checked_time, microseconds
 from fairlane.codec import Codec, PayloadCodec
 from fairlane.cron.recurrence import Missed
@@ -58,7 +59,6 @@ from fairlane.queue import (
     width_of,
 )
 from fairlane.redaction import Redact, guard_loggers, without_secrets
-from fairlane.scheduler.settlement import Backoff
 from fairlane.store.protocol import Retention, Store, WorkerIdentity
 from fairlane.task import (
     AsyncTask,

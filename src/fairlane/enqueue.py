@@ -389,7 +389,7 @@ class Producing:
                 policy = self.policies.get(_queue_of(call)) or await self._learn(call)
                 if call.options.on_dead is not None:
                     await self._learn_all(call.options.on_dead)
-                job_builder = self._stamper(call, policy)
+                job_builder = self._job_builder(call, policy)
             jobs.append(job_builder.build(call, call.options.id or job))
             if number % BUILD_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -439,9 +439,9 @@ class Producing:
         if policy is None:
             raise _unknown(call)
         (job,) = new_job_ids(self._clock.now(), 1)
-        return self._stamper(call, policy).build(call, call.options.id or job)
+        return self._job_builder(call, policy).build(call, call.options.id or job)
 
-    def _stamper(self, call: Call[Any], policy: Policy) -> JobBuilder:
+    def _job_builder(self, call: Call[Any], policy: Policy) -> JobBuilder:
         declared = self._source_of(policy.queue) if policy.brought else None
         return JobBuilder(call, policy, self._max_payload, self.build, declared, self.telemetry.carried())
 

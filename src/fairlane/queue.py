@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
+from fairlane.backoff import Backoff
 from fairlane.clock import SECOND, Clock, Instant, duration_of
 from fairlane.effects import Effects, landed_of
 from fairlane.enqueue import Producing, built_effects
@@ -34,13 +35,12 @@ from fairlane.policy.partitions import checked_width, parse_partition, partition
 from fairlane.policy.policy import Policy
 from fairlane.scheduler.explain import Explanation
 from fairlane.scheduler.settlement import (
-    Backoff,
     Cancelled,
     Died,
     Done,
-    Outcome,
     Released,
     Retried,
+    RunOutcome,
     Settlement,
     Snoozed,
     settle,
@@ -484,7 +484,7 @@ class HeldClaim:
             f"job {self.id}: this app has no task {self.task!r} to store a result by; give its JSON as bytes, or none"
         )
 
-    async def _end(self, outcome: Outcome, ran: Duration | None) -> None:
+    async def _end(self, outcome: RunOutcome, ran: Duration | None) -> None:
         await settle_together(self._source, [(self, outcome)], ran)
 
     def _check_held(self) -> None:
@@ -493,7 +493,7 @@ class HeldClaim:
         if self._is_settled and not self._is_lent:
             raise AlreadySettled(self.id)
 
-    def _settlement(self, outcome: Outcome, ran: Duration | None) -> Settlement:
+    def _settlement(self, outcome: RunOutcome, ran: Duration | None) -> Settlement:
         taken = self._source.clock.monotonic() - self._began if ran is None else duration_of("ran", ran)
         if taken > LONGEST_RUN:
             raise ConfigurationError(f"ran={shown(ran)} is longer than a year; give the time that the job ran")
@@ -501,7 +501,7 @@ class HeldClaim:
 
 
 async def settle_together(
-    source: QueueSource, ends: Sequence[tuple[HeldClaim, Outcome]], ran: Duration | None = None, tx: Any = None
+    source: QueueSource, ends: Sequence[tuple[HeldClaim, RunOutcome]], ran: Duration | None = None, tx: Any = None
 ) -> Landings:
     """Settle claims in one transaction. `ClaimLost` names those that are gone; the others are settled.
 

@@ -21,6 +21,7 @@ from uuid import UUID
 import msgspec
 from msgspec.structs import asdict, replace
 
+from fairlane.backoff import Backoff
 from fairlane.clock import SECOND, Instant, as_instant, duration_of, microseconds
 from fairlane.codec import Codec, PayloadCodec
 from fairlane.effects import ABSENT, Effects, ValueSource, became
@@ -52,7 +53,6 @@ from fairlane.policy.partitions import MOST_PARTITIONS
 from fairlane.policy.unique import Conflict, OnReplayConflict, Unique, checked_on_replay_conflict
 from fairlane.redaction import Redact
 from fairlane.scheduler.explain import Explanation, explain
-from fairlane.scheduler.settlement import Backoff
 from fairlane.store import records
 from fairlane.store.protocol import Store
 from fairlane.store.rows import no_such_job

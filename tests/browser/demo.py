@@ -15,7 +15,7 @@ from fairlane import App, Concurrency, Fair, Rate
 from fairlane.clock import SECOND, ManualClock
 from fairlane.job import Claim, State
 from fairlane.policy.limits import Limit
-from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, settle
+from fairlane.scheduler.settlement import Died, Done, Failed, RunOutcome, settle
 from fairlane.store import records
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store, WorkerIdentity
@@ -191,7 +191,7 @@ class Demo:
             case _:
                 return task.call(stream.count, account=account)
 
-    def _outcome(self, stream: Stream, claim: Claim) -> Outcome:
+    def _outcome(self, stream: Stream, claim: Claim) -> RunOutcome:
         account, roll = claim.keys["account"], self._chance.random()
         if stream.queue == "webhooks" and account == "hooli" and roll < 0.5:
             return Failed(TIMED_OUT, 20 * SECOND)

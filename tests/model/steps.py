@@ -7,7 +7,7 @@ from typing import Literal
 
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.unique import OnConflict
-from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome, Released, Retried, Snoozed
+from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Released, Retried, RunOutcome, Snoozed
 from tests.store.harness import SECOND
 
 __all__ = ["POLICIES", "QUEUE", "Call", "End", "Ending", "Key", "Tx"]
@@ -81,8 +81,8 @@ class End:
     delete: int | None = None
 
     @property
-    def outcome(self) -> Outcome:
-        outcomes: dict[Ending, Outcome] = {
+    def outcome(self) -> RunOutcome:
+        outcomes: dict[Ending, RunOutcome] = {
             "done": Done(b"1"),
             "failed": Failed("boom", self.wait),
             "retried": Retried("again", self.wait),

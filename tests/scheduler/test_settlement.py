@@ -19,9 +19,9 @@ from fairlane.scheduler.settlement import (
     Failed,
     Interrupted,
     Lost,
-    Outcome,
     Released,
     Retried,
+    RunOutcome,
     Settlement,
     Snoozed,
     Verdict,
@@ -41,7 +41,7 @@ def settled(to: State, outcome: str, **fields: object) -> Settlement:
     return Settlement(JOB, LEASE, to, outcome, **values)  # type: ignore[arg-type]
 
 
-TABLE: list[tuple[str, int, Outcome, Settlement]] = [
+TABLE: list[tuple[str, int, RunOutcome, Settlement]] = [
     ("done", 1, Done(b"42"), settled(State.DONE, "done", result=b"42")),
     ("done at last", 3, Done(None), settled(State.DONE, "done")),
     ("failed", 1, Failed("boom", 7), settled(State.SCHEDULED, "failed", delay=7, error="boom")),
@@ -112,12 +112,12 @@ TABLE: list[tuple[str, int, Outcome, Settlement]] = [
 
 
 @pytest.mark.parametrize(("attempt", "outcome", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_every_outcome_settles_as_the_table_says(attempt: int, outcome: Outcome, expected: Settlement) -> None:
+def test_every_outcome_settles_as_the_table_says(attempt: int, outcome: RunOutcome, expected: Settlement) -> None:
     assert settle(claim(attempt), outcome, RAN) == expected
 
 
 def test_the_table_names_every_outcome_there_is() -> None:
-    assert {type(row[2]) for row in TABLE} == set(Outcome.__args__)
+    assert {type(row[2]) for row in TABLE} == set(RunOutcome.__args__)
 
 
 outcomes = st.sampled_from([row[2] for row in TABLE])
@@ -125,7 +125,7 @@ outcomes = st.sampled_from([row[2] for row in TABLE])
 
 @given(outcomes, st.integers(1, 50), st.integers(1, 50), st.integers(0, 10**9))
 def test_only_a_job_that_goes_on_has_a_delay_and_only_one_that_ran_is_charged(
-    outcome: Outcome, attempt: int, max_attempts: int, ran: int
+    outcome: RunOutcome, attempt: int, max_attempts: int, ran: int
 ) -> None:
     settlement = settle(claim(attempt, max_attempts), outcome, ran)
     assert (settlement.delay is not None) == (settlement.to is State.SCHEDULED)
@@ -135,7 +135,7 @@ def test_only_a_job_that_goes_on_has_a_delay_and_only_one_that_ran_is_charged(
 
 @given(outcomes, st.integers(1, 50), st.integers(1, 50))
 def test_a_job_that_was_asked_to_cancel_never_goes_on_and_an_end_stays_an_end(
-    outcome: Outcome, attempt: int, max_attempts: int
+    outcome: RunOutcome, attempt: int, max_attempts: int
 ) -> None:
     settlement = settle(claim(attempt, max_attempts), outcome, RAN)
     asked = settlement.if_asked_to_cancel()
@@ -151,7 +151,7 @@ def test_a_job_that_was_asked_to_cancel_never_goes_on_and_an_end_stays_an_end(
 
 
 @given(st.sampled_from([Failed("x", 1), Retried("x", 1), Interrupted("x")]), st.integers(1, 50), st.integers(1, 50))
-def test_a_job_whose_attempts_are_used_up_never_runs_again(outcome: Outcome, attempt: int, most: int) -> None:
+def test_a_job_whose_attempts_are_used_up_never_runs_again(outcome: RunOutcome, attempt: int, most: int) -> None:
     settlement = settle(claim(attempt, most), outcome, RAN)
     assert settlement.counts_attempt
     assert (settlement.to is State.DEAD) == (attempt >= most)
@@ -210,7 +210,7 @@ def test_a_job_that_kills_every_process_dies_within_its_attempts(most: int, loss
 
 @given(outcomes, st.integers(0, 9))
 def test_a_run_that_ended_by_itself_clears_its_job_and_one_that_never_began_does_not(
-    outcome: Outcome, suspicion: int
+    outcome: RunOutcome, suspicion: int
 ) -> None:
     settlement = settle(as_suspect(1, 3, suspicion), outcome, RAN)
     if isinstance(outcome, Released):

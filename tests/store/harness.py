@@ -22,7 +22,7 @@ from fairlane.job import Claim, NewJob, State, new_job_ids
 from fairlane.operations import Finding, Operations, PartitionPlan
 from fairlane.policy import Concurrency, Policy, Rate, canonical_keys, lane_id
 from fairlane.policy.gates import AT_REST
-from fairlane.scheduler.settlement import Done, Outcome, settle
+from fairlane.scheduler.settlement import Done, RunOutcome, settle
 from fairlane.store import records
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.protocol import Claimed, Listener, QueueCounts, Store, WorkerIdentity
@@ -217,7 +217,7 @@ async def claim(
         assert in_vain < ASKED_IN_VAIN, "the store promises more and brings nothing: a worker would spin"
 
 
-async def finish(store: Store, claims: Iterable[Claim], outcome: Outcome | None = None, *, ran: int = 1_000) -> None:
+async def finish(store: Store, claims: Iterable[Claim], outcome: RunOutcome | None = None, *, ran: int = 1_000) -> None:
     """Settle claims that this worker holds, as done unless told otherwise."""
     settlements = [settle(each, outcome or Done(None), ran) for each in claims]
     assert await store.settle(settlements) == [], "a claim that its worker held was lost"

@@ -19,7 +19,7 @@ import msgspec
 
 from fairlane.job import BuiltEffects, Claim, State
 from fairlane.policy import Policy
-from fairlane.scheduler.settlement import Done, Failed, Outcome, settle
+from fairlane.scheduler.settlement import Done, Failed, RunOutcome, settle
 from fairlane.store import operators
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
@@ -109,7 +109,7 @@ async def stumble(database: Database) -> list[Run]:
     )
 
 
-async def work(database: Database, outcome: Callable[[Claim], Outcome] = lambda _: Done(None)) -> list[Run]:
+async def work(database: Database, outcome: Callable[[Claim], RunOutcome] = lambda _: Done(None)) -> list[Run]:
     """Claim and finish until nothing is left; hold each batch until the next one has been claimed."""
     store = await database.open()
     worker = worker_named("a process")

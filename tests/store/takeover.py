@@ -20,7 +20,7 @@ from typing import TextIO, get_args
 from fairlane.errors import StoreUnavailable
 from fairlane.job import Claim, State
 from fairlane.policy import Concurrency, Fair, Policy
-from fairlane.scheduler.settlement import Done, Failed, Outcome, Released, settle
+from fairlane.scheduler.settlement import Done, Failed, Released, RunOutcome, settle
 from fairlane.store import operators
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Store
@@ -34,7 +34,7 @@ PER_ACCOUNT = 2
 TOTALS = (6, 5)
 LEASE = timedelta(seconds=2)
 GIVEN_BACK = Released("drain")
-OUTCOMES: list[Outcome] = [*[Done(None)] * 6, GIVEN_BACK, GIVEN_BACK, Failed("boom", 1_000)]
+OUTCOMES: list[RunOutcome] = [*[Done(None)] * 6, GIVEN_BACK, GIVEN_BACK, Failed("boom", 1_000)]
 HOLD, CLOSING = "hold", "closing"
 
 

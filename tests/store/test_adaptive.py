@@ -13,7 +13,7 @@ from fairlane.policy import AdaptiveConcurrency, Fair, Policy
 from fairlane.policy.gates import Reason
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.explain import explain
-from fairlane.scheduler.settlement import Cancelled, Done, Failed, Outcome, Released, Snoozed
+from fairlane.scheduler.settlement import Cancelled, Done, Failed, Released, RunOutcome, Snoozed
 from fairlane.store.audit import Note
 from fairlane.store.protocol import Store
 from tests.store.harness import (
@@ -40,7 +40,7 @@ def policy_of(limit: AdaptiveConcurrency = BY_ACCOUNT, fair: Fair | None = None)
 
 
 async def end(
-    store: Store, clock: ManualClock, claims: Iterable[Claim], outcome: Outcome | None = None, *, ran: int = 1_000
+    store: Store, clock: ManualClock, claims: Iterable[Claim], outcome: RunOutcome | None = None, *, ran: int = 1_000
 ) -> None:
     """Settle claims a moment after they were made."""
     clock.advance(0.001)
@@ -114,7 +114,7 @@ async def test_a_cap_belongs_to_its_key(store: Store, clock: ManualClock) -> Non
 
 
 @pytest.mark.parametrize("outcome", [Snoozed("later", SECOND), Cancelled("stop"), Released("drain")], ids=type)
-async def test_runs_that_say_nothing_move_nothing(store: Store, clock: ManualClock, outcome: Outcome) -> None:
+async def test_runs_that_say_nothing_move_nothing(store: Store, clock: ManualClock, outcome: RunOutcome) -> None:
     policy = policy_of()
     await store.declare(policy)
     await given_jobs(store, policy, ACME, 100)
@@ -234,7 +234,7 @@ async def test_explain_tells_of_the_cap(store: Store, clock: ManualClock) -> Non
 async def test_when_nothing_runs_nothing_is_in_flight_however_it_ended(store: Store, clock: ManualClock) -> None:
     policy = policy_of(AdaptiveConcurrency(start=6, min=6, max=6, by="account"))
     await store.declare(policy)
-    outcomes: tuple[Outcome, ...] = (
+    outcomes: tuple[RunOutcome, ...] = (
         Done(None),
         Failed("boom", 0),
         Released("drain"),

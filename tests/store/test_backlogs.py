@@ -13,7 +13,7 @@ from fairlane.enqueue import Pacing
 from fairlane.job import Claim, State
 from fairlane.policy import Backlog, Concurrency, Fair, Policy, Sequence
 from fairlane.policy.backlog import backlogs_of
-from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, Released
+from fairlane.scheduler.settlement import Died, Done, Failed, Released, RunOutcome
 from fairlane.store.protocol import Store
 from tests.store.harness import LEASE, SECOND, Database, claim, finish, given_jobs, ids, new_jobs, state_of
 
@@ -45,7 +45,7 @@ async def test_whatever_happens_the_count_is_the_number_of_jobs_that_are_ready(
     await store.declare(policy)
     jobs: dict[str, list[UUID]] = {"a": [], "b": []}
     held: list[Claim] = []
-    outcomes: list[Outcome] = [Done(None), Died("no"), Failed("no", 5 * SECOND), Released("no"), Failed("no", 0)]
+    outcomes: list[RunOutcome] = [Done(None), Died("no"), Failed("no", 5 * SECOND), Released("no"), Failed("no", 0)]
     for _ in range(60):
         name = chance.choice("ab")
         match chance.choice(("enqueue", "claim", "settle", "settle", "wait", "cancel", "collect", "replay", "apply")):

@@ -14,7 +14,7 @@ from fairlane.policy import Breaker, Fair, Policy
 from fairlane.policy.gates import Reason
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.explain import explain
-from fairlane.scheduler.settlement import Cancelled, Done, Failed, Outcome, Released, Snoozed
+from fairlane.scheduler.settlement import Cancelled, Done, Failed, Released, RunOutcome, Snoozed
 from fairlane.store.audit import Note
 from fairlane.store.protocol import Store
 from tests.store.harness import (
@@ -44,7 +44,7 @@ def policy_of(limit: Breaker = LIMIT, fair: Fair | None = None) -> Policy:
     return Policy("webhooks", fair=fair, limits=(limit,), keys=("account",))
 
 
-async def end(store: Store, clock: ManualClock, claims: Iterable[Claim], outcome: Outcome | None = None) -> None:
+async def end(store: Store, clock: ManualClock, claims: Iterable[Claim], outcome: RunOutcome | None = None) -> None:
     """Settle claims a moment after they were made."""
     clock.advance(0.001)
     await finish(store, claims, outcome)
@@ -113,7 +113,7 @@ async def test_workers_that_die_count_as_failures(store: Store, clock: ManualClo
 
 @pytest.mark.parametrize("outcome", [Snoozed("later", SECOND), Cancelled("stop"), Released("drain")], ids=type)
 async def test_a_probe_that_says_nothing_makes_room_for_another(
-    store: Store, clock: ManualClock, outcome: Outcome
+    store: Store, clock: ManualClock, outcome: RunOutcome
 ) -> None:
     clock.set(await given_open(store, clock, policy_of()))
     for _ in range(3):
@@ -127,7 +127,7 @@ async def test_a_probe_that_says_nothing_makes_room_for_another(
 @pytest.mark.parametrize("outcome", [Done(None), FAILED, Snoozed("later", MINUTE), Released("drain")], ids=type)
 @pytest.mark.parametrize("is_probing", [False, True], ids=["open", "probing"])
 async def test_what_was_claimed_before_it_opened_neither_closes_nor_extends_it(
-    store: Store, clock: ManualClock, outcome: Outcome, is_probing: bool
+    store: Store, clock: ManualClock, outcome: RunOutcome, is_probing: bool
 ) -> None:
     policy = policy_of()
     await store.declare(policy)

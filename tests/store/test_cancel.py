@@ -12,7 +12,7 @@ from fairlane.clock import ManualClock
 from fairlane.errors import JobNotFound
 from fairlane.job import State
 from fairlane.policy import Concurrency, Fair, Policy
-from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome, Released, Retried, Snoozed
+from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Released, Retried, RunOutcome, Snoozed
 from fairlane.store import records
 from fairlane.store.protocol import Store
 from tests.store.harness import (
@@ -86,7 +86,7 @@ async def test_a_job_that_finishes_although_it_was_asked_to_stop_is_done(store: 
     ids=lambda value: str(value)[:10],
 )
 async def test_cancelling_a_finished_job_changes_nothing(
-    store: Store, clock: ManualClock, queue: str, outcome: Outcome, state: State
+    store: Store, clock: ManualClock, queue: str, outcome: RunOutcome, state: State
 ) -> None:
     (job,) = await given_jobs(store, PLAIN)
     await finish(store, await claim(store, queue), outcome)
@@ -115,7 +115,7 @@ async def test_a_job_that_does_not_exist_cannot_be_cancelled(store: Store, queue
     ids=["failed", "retried", "snoozed", "released", "released-for-later", "reaped"],
 )
 async def test_a_cancel_that_arrives_while_a_job_runs_survives(
-    database: Database, clock: ManualClock, outcome: Outcome | None
+    database: Database, clock: ManualClock, outcome: RunOutcome | None
 ) -> None:
     store = await database.open(clock)
     await store.declare(PLAIN)

@@ -16,9 +16,9 @@ from fairlane.scheduler.settlement import (
     Died,
     Done,
     Failed,
-    Outcome,
     Released,
     Retried,
+    RunOutcome,
     Snoozed,
     settle,
 )
@@ -175,7 +175,7 @@ async def test_a_job_longer_than_its_lease_keeps_its_slot_and_runs_once(store: S
     ids=lambda outcome: type(outcome).__name__,
 )
 async def test_a_job_dropped_before_user_code_runs_frees_its_slots_at_once(
-    store: Store, clock: ManualClock, outcome: Outcome
+    store: Store, clock: ManualClock, outcome: RunOutcome
 ) -> None:
     limits = (Concurrency(1, by="account"), Concurrency(1))
     policy = Policy("webhooks", fair=Fair(by="account"), limits=limits)
@@ -210,7 +210,7 @@ async def test_when_nothing_runs_every_in_flight_count_is_zero(
     keys = [{"account": account, "region": region} for account in "ab" for region in ("eu", None)]
     for pair in keys:
         await given_jobs(store, policy, pair, 8, max_attempts=2)
-    ways: list[Outcome] = [
+    ways: list[RunOutcome] = [
         Done(b"1"),
         Failed("boom", SECOND),
         Snoozed("later", SECOND),
@@ -300,7 +300,7 @@ async def test_a_stale_workers_late_release_cannot_free_a_slot_that_a_newer_atte
     await store.reap()
     (newer,) = await claim(store, "webhooks", 1, worker=worker_named("next"))
     assert newer.id == stale.id
-    late: list[Outcome] = [Released("drain"), Done(None), Failed("boom", 0), Cancelled("stop")]
+    late: list[RunOutcome] = [Released("drain"), Done(None), Failed("boom", 0), Cancelled("stop")]
     for outcome in late:
         assert await store.settle([settle(stale, outcome, 0)]) == [stale.id]
         assert await claim(store, "webhooks", 3) == []

@@ -18,7 +18,7 @@ from fairlane.clock import ManualClock
 from fairlane.errors import DuplicateJob, FairlaneError, JobNotFound, UnknownQueue
 from fairlane.job import JobRecord, NewJob, State
 from fairlane.policy import Concurrency, Fair, Policy
-from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome
+from fairlane.scheduler.settlement import Cancelled, Died, Done, RunOutcome
 from fairlane.store import operators
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import QueueCounts, Store
@@ -330,7 +330,7 @@ async def test_an_id_that_a_job_has_already_is_refused_with_all_that_came_with_i
 async def test_the_id_of_a_job_is_taken_whatever_has_become_of_it(store: Store, queue: str, state: State) -> None:
     (job,) = new_jobs(PLAIN, delay=MINUTE if state is State.SCHEDULED else None)
     await store.enqueue([job])
-    endings: dict[State, Outcome] = {
+    endings: dict[State, RunOutcome] = {
         State.DONE: Done(None),
         State.DEAD: Died("over"),
         State.CANCELLED: Cancelled("stop"),

@@ -7,7 +7,7 @@ import pytest
 from fairlane.clock import ManualClock
 from fairlane.job import State
 from fairlane.policy import Policy
-from fairlane.scheduler.settlement import Done, Failed, Outcome, Released, Retried, Snoozed
+from fairlane.scheduler.settlement import Done, Failed, Released, Retried, RunOutcome, Snoozed
 from fairlane.store import records
 from fairlane.store.protocol import Store
 from tests.store.harness import SECOND, claim, finish, given_jobs, worker_named
@@ -26,7 +26,7 @@ async def test_history_carries_each_attempt_with_its_times_worker_and_error(
 ) -> None:
     (job,) = await given_jobs(store, PLAIN, max_attempts=3)
     expected = []
-    ways: list[tuple[Outcome, str, str | None]] = [
+    ways: list[tuple[RunOutcome, str, str | None]] = [
         (Failed("first", 7 * SECOND), "failed", "first"),
         (Retried("second", 9 * SECOND), "retry", "second"),
         (Done(b"1"), "done", None),
@@ -80,7 +80,7 @@ async def test_a_job_that_succeeds_after_a_failure_shows_no_error(store: Store, 
     "outcome", [Snoozed("later", SECOND), Released("drain"), Released("?", SECOND)], ids=lambda o: repr(o)[:20]
 )
 async def test_a_snooze_or_a_release_gives_the_attempt_back(
-    store: Store, clock: ManualClock, queue: str, outcome: Outcome
+    store: Store, clock: ManualClock, queue: str, outcome: RunOutcome
 ) -> None:
     (job,) = await given_jobs(store, PLAIN, max_attempts=2)
     for _ in range(5):

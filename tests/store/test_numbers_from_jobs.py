@@ -19,7 +19,7 @@ from fairlane.clock import ManualClock
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.overrides import Kind, Override
 from fairlane.scheduler.explain import explain
-from fairlane.scheduler.settlement import Died, Failed, Outcome, Snoozed
+from fairlane.scheduler.settlement import Died, Failed, RunOutcome, Snoozed
 from fairlane.store import operators
 from fairlane.store.audit import Note
 from fairlane.store.protocol import Store
@@ -277,7 +277,7 @@ async def _live(place: Database, kind: str, life: list[Step]) -> None:
             elif step.what == "wait":
                 clock.advance("2s")
             else:
-                ends: dict[str, Outcome] = {
+                ends: dict[str, RunOutcome] = {
                     "fail": Failed("no", SECOND),
                     "snooze": Snoozed("", SECOND),
                     "die": Died("no"),

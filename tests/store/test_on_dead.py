@@ -23,9 +23,9 @@ from fairlane.scheduler.settlement import (
     Failed,
     Interrupted,
     Lost,
-    Outcome,
     Released,
     Retried,
+    RunOutcome,
     Snoozed,
     settle,
 )
@@ -102,7 +102,7 @@ async def followed(store: Store) -> list[Claim]:
 
 # L17: every path.
 
-DEATHS: list[Outcome] = [
+DEATHS: list[RunOutcome] = [
     Failed("boom", 7),
     Retried("again", 7),
     Died("no further attempt makes sense"),
@@ -111,7 +111,7 @@ DEATHS: list[Outcome] = [
 
 
 @pytest.mark.parametrize("outcome", DEATHS, ids=lambda outcome: type(outcome).__name__)
-async def test_effects_for_death_land_with_every_settlement_that_kills(store: Store, outcome: Outcome) -> None:
+async def test_effects_for_death_land_with_every_settlement_that_kills(store: Store, outcome: RunOutcome) -> None:
     await store.run(records.put_value("old", b"0"))
     declared = on_dead(*new_jobs(OTHER, payload=b"[1]"), put={"new": b"1"}, delete=("old",))
     held = await given_mortal(store, declared)
@@ -154,7 +154,7 @@ async def test_a_batch_of_many_deaths_by_the_reaper_applies_each_once(store: Sto
     assert await store.run(records.get_value("living")) is None
 
 
-ENDS_ALIVE: list[Outcome] = [
+ENDS_ALIVE: list[RunOutcome] = [
     Done(b"1"),
     Cancelled("no longer wanted"),
     Failed("boom", 7),
@@ -167,7 +167,9 @@ ENDS_ALIVE: list[Outcome] = [
 
 @pytest.mark.parametrize("outcome", ENDS_ALIVE, ids=lambda outcome: type(outcome).__name__)
 @pytest.mark.parametrize("is_asked_to_cancel", [False, True])
-async def test_whatever_is_not_death_applies_nothing(store: Store, outcome: Outcome, is_asked_to_cancel: bool) -> None:
+async def test_whatever_is_not_death_applies_nothing(
+    store: Store, outcome: RunOutcome, is_asked_to_cancel: bool
+) -> None:
     held = await given_mortal(store, on_dead(*new_jobs(OTHER), put={"new": b"1"}), max_attempts=2)
     if is_asked_to_cancel:
         await store.cancel(held.id)
@@ -418,7 +420,7 @@ async def test_deaths_and_other_ends_are_settled_together(store: Store) -> None:
     assert landed.id in found
 
 
-LIVES: list[Outcome] = [*ENDS_ALIVE, *DEATHS]
+LIVES: list[RunOutcome] = [*ENDS_ALIVE, *DEATHS]
 
 
 # L17

@@ -11,7 +11,7 @@ from fairlane.clock import ManualClock
 from fairlane.errors import ConfigurationError, JobNotFound, UnknownQueue
 from fairlane.job import State
 from fairlane.policy import Concurrency, Fair, Policy
-from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, Outcome
+from fairlane.scheduler.settlement import Cancelled, Died, Done, Failed, RunOutcome
 from fairlane.store import operators, records
 from fairlane.store.operators import Handled, JobFilter
 from fairlane.store.protocol import Pruned, Retention, Store
@@ -62,7 +62,7 @@ async def listed(store: Store, wanted: JobFilter, limit: int = 100) -> list[UUID
         after = page.after
 
 
-async def ended(store: Store, count: int, outcome: Outcome, policy: Policy = PLAIN) -> list[UUID]:
+async def ended(store: Store, count: int, outcome: RunOutcome, policy: Policy = PLAIN) -> list[UUID]:
     """So many jobs that ended so, settled together."""
     jobs = await given_jobs(store, policy, count=count)
     await finish(store, await claim(store, policy.queue, count), outcome)

@@ -7,14 +7,14 @@ import pytest
 
 from fairlane.job import BuiltEffects
 from fairlane.policy import Policy
-from fairlane.scheduler.settlement import Cancelled, Done, Failed, Outcome, Released, settle
+from fairlane.scheduler.settlement import Cancelled, Done, Failed, Released, RunOutcome, settle
 from fairlane.store import records
 from fairlane.store.postgres import PostgresStore
 from tests.store.harness import claim, given_jobs, ids, new_jobs
 
 PLAIN = Policy("webhooks")
 
-ENDS: dict[str, list[Outcome]] = {
+ENDS: dict[str, list[RunOutcome]] = {
     "done": [Done(b"1"), Done(b"1")],
     "mixed": [Failed("boom", 0), Cancelled("stop"), Released("drain")],
 }

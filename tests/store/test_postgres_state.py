@@ -14,7 +14,7 @@ import pytest
 
 from fairlane.job import Claim
 from fairlane.policy import Concurrency, Fair, Policy, Rate
-from fairlane.scheduler.settlement import Done, Failed, Outcome, Released, settle
+from fairlane.scheduler.settlement import Done, Failed, Released, RunOutcome, settle
 from fairlane.store import upkeep
 from fairlane.store.postgres import PostgresStore
 from fairlane.store.postgres.connections import StoreClock
@@ -28,7 +28,7 @@ POLICY = Policy(
     fair=Fair(by="account"),
     limits=(Concurrency(3, by="account"), Rate(1_000, per="1s", by="endpoint"), Concurrency(20)),
 )
-OUTCOMES: list[Outcome] = [Done(None), Done(b"1"), Failed("boom", 1_000), Released("drain")]
+OUTCOMES: list[RunOutcome] = [Done(None), Done(b"1"), Failed("boom", 1_000), Released("drain")]
 
 
 @pytest.fixture

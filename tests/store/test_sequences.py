@@ -21,9 +21,9 @@ from fairlane.scheduler.settlement import (
     Failed,
     Interrupted,
     Lost,
-    Outcome,
     Released,
     Retried,
+    RunOutcome,
     Snoozed,
 )
 from fairlane.store import operators
@@ -111,7 +111,7 @@ async def test_jobs_of_one_key_run_one_after_the_other_whatever_their_task(store
     ids=lambda o: type(o).__name__,
 )
 async def test_a_head_that_will_be_tried_again_blocks_until_it_has_ended(
-    store: Store, clock: ManualClock, policy: Policy, again: Outcome
+    store: Store, clock: ManualClock, policy: Policy, again: RunOutcome
 ) -> None:
     await store.declare(policy)
     jobs = await given_jobs(store, policy, A, 3, max_attempts=3)
@@ -140,7 +140,7 @@ async def test_a_head_that_will_be_tried_again_blocks_until_it_has_ended(
 
 
 @pytest.mark.parametrize("end", [Done(None), Died("no"), Cancelled("no")], ids=lambda o: type(o).__name__)
-async def test_every_final_end_lets_the_next_one_start(store: Store, clock: ManualClock, end: Outcome) -> None:
+async def test_every_final_end_lets_the_next_one_start(store: Store, clock: ManualClock, end: RunOutcome) -> None:
     await store.declare(PLAIN)
     jobs = await given_jobs(store, PLAIN, A, 2)
     await finish(store, [await next_job(store)], end)
@@ -325,7 +325,7 @@ async def test_a_restart_changes_nothing(shared_database: Database, clock: Manua
     await assert_free(store, PLAIN, clock)
 
 
-OUTCOMES: Several[Outcome] = (
+OUTCOMES: Several[RunOutcome] = (
     Done(None),
     Done(None),
     Failed("no", 5 * SECOND),

@@ -17,9 +17,9 @@ from fairlane.scheduler.settlement import (
     Died,
     Done,
     Failed,
-    Outcome,
     Released,
     Retried,
+    RunOutcome,
     Snoozed,
     settle,
 )
@@ -38,7 +38,7 @@ from tests.store.harness import (
 )
 
 PLAIN = Policy("webhooks")
-ALL_OUTCOMES: list[Outcome] = [
+ALL_OUTCOMES: list[RunOutcome] = [
     Done(b"late"),
     Failed("late", SECOND),
     Retried("late", SECOND),
@@ -58,7 +58,7 @@ async def queue(store: Store) -> str:
 # L01
 @pytest.mark.parametrize("outcome", ALL_OUTCOMES, ids=lambda outcome: type(outcome).__name__)
 async def test_a_late_settlement_after_a_requeue_changes_nothing(
-    store: Store, clock: ManualClock, queue: str, outcome: Outcome
+    store: Store, clock: ManualClock, queue: str, outcome: RunOutcome
 ) -> None:
     (job,) = await given_jobs(store, PLAIN)
     (stale,) = await claim(store, queue)
@@ -73,7 +73,7 @@ async def test_a_late_settlement_after_a_requeue_changes_nothing(
 # L01
 @pytest.mark.parametrize("outcome", ALL_OUTCOMES, ids=lambda outcome: type(outcome).__name__)
 async def test_a_late_settlement_after_another_worker_claimed_the_job_changes_nothing(
-    store: Store, clock: ManualClock, queue: str, outcome: Outcome
+    store: Store, clock: ManualClock, queue: str, outcome: RunOutcome
 ) -> None:
     (job,) = await given_jobs(store, PLAIN)
     (stale,) = await claim(store, queue, worker=worker_named("lost"))
@@ -89,7 +89,7 @@ async def test_a_late_settlement_after_another_worker_claimed_the_job_changes_no
 
 # L01
 @pytest.mark.parametrize("first", ALL_OUTCOMES, ids=lambda outcome: type(outcome).__name__)
-async def test_a_claim_is_settled_once(store: Store, queue: str, first: Outcome) -> None:
+async def test_a_claim_is_settled_once(store: Store, queue: str, first: RunOutcome) -> None:
     (job,) = await given_jobs(store, PLAIN)
     (held,) = await claim(store, queue)
     await finish(store, [held], first)
@@ -202,7 +202,7 @@ async def test_reaped_jobs_keep_their_age_and_their_place(store: Store, clock: M
     ids=lambda outcome: type(outcome).__name__,
 )
 async def test_a_job_put_off_joins_the_end_of_its_lane_when_it_is_due(
-    store: Store, clock: ManualClock, queue: str, outcome: Outcome
+    store: Store, clock: ManualClock, queue: str, outcome: RunOutcome
 ) -> None:
     jobs = await given_jobs(store, PLAIN, count=3)
     await finish(store, await claim(store, queue, 1), outcome)
@@ -270,7 +270,7 @@ async def test_a_result_comes_back_byte_for_byte(
     ids=lambda value: type(value).__name__,
 )
 async def test_a_job_goes_where_its_outcome_says(
-    store: Store, clock: ManualClock, queue: str, outcome: Outcome, state: State, error: str | None
+    store: Store, clock: ManualClock, queue: str, outcome: RunOutcome, state: State, error: str | None
 ) -> None:
     (job,) = await given_jobs(store, PLAIN)
     await finish(store, await claim(store, queue), outcome)

@@ -21,7 +21,7 @@ from fairlane.job import Claim, JobRecord, State
 from fairlane.policy import Concurrency, Fair, Policy, Rate
 from fairlane.policy.keys import By, select
 from fairlane.policy.overrides import Kind, Override
-from fairlane.scheduler.settlement import Died, Done, Failed, Outcome, Released, Snoozed
+from fairlane.scheduler.settlement import Died, Done, Failed, Released, RunOutcome, Snoozed
 from fairlane.stats.gates import gauges
 from fairlane.stats.keys import Held, KeyStats
 from fairlane.store import operators, policies, records
@@ -51,7 +51,7 @@ POLICY = Policy(
 )
 
 
-OUTCOMES: list[Outcome] = [
+OUTCOMES: list[RunOutcome] = [
     Done(None),
     Done(None),
     Failed("no", SECOND),
@@ -197,7 +197,7 @@ async def test_what_ended_by_key_and_minute_equals_a_ledger(store: Store, clock:
         minute = clock.now() // MINUTE
         for job in await given_jobs(store, POLICY, keys(dice.randrange(3), dice.randrange(2)), dice.randrange(1, 4)):
             ready[job] = clock.now()
-        outcome: Outcome = Died("never") if dice.random() < 0.3 else Done(None)
+        outcome: RunOutcome = Died("never") if dice.random() < 0.3 else Done(None)
         for one in await claim(store, "webhooks", dice.randrange(1, 6)):
             of = ledger[str(one.keys["account"]), minute]
             of.update(started=1, waited=clock.now() - ready[one.id])

@@ -17,8 +17,7 @@ from fairlane.errors import DuplicateJob
 from fairlane.job import NewJob, Outcome, State
 from fairlane.policy import Policy
 from fairlane.policy.unique import Unique, unique_key
-from fairlane.scheduler.settlement import Died, Failed, Released, Snoozed
-from fairlane.scheduler.settlement import Outcome as Ending
+from fairlane.scheduler.settlement import Died, Failed, Released, RunOutcome, Snoozed
 from fairlane.store import operators, records
 from fairlane.store.audit import Note
 from fairlane.store.postgres import PostgresStore
@@ -77,11 +76,11 @@ async def test_42_and_the_text_42_are_the_same_key(store: Store) -> None:
     assert (await enqueue(store, Unique("42")))[1:] == (Outcome.DUPLICATE, first.id)
 
 
-ENDS: list[Ending | None] = [None, Died("for good")]
+ENDS: list[RunOutcome | None] = [None, Died("for good")]
 
 
 @pytest.mark.parametrize("how", ENDS, ids=["done", "dead"])
-async def test_until_done_is_until_the_job_has_ended_however_it_does(store: Store, how: Ending | None) -> None:
+async def test_until_done_is_until_the_job_has_ended_however_it_does(store: Store, how: RunOutcome | None) -> None:
     first, _, _ = await enqueue(store, Unique("a"))
     claims = await claim(store, "webhooks")
     assert (await enqueue(store, Unique("a")))[1:] == (Outcome.DUPLICATE, first.id)
@@ -103,11 +102,13 @@ async def test_a_job_that_waits_for_its_retry_still_holds_its_key(store: Store, 
     assert (await enqueue(store, Unique("a")))[1:] == (Outcome.DUPLICATE, first.id)
 
 
-RETURNS: list[Ending] = [Failed("no", 5 * SECOND), Snoozed("later", 5 * SECOND), Released("stopped")]
+RETURNS: list[RunOutcome] = [Failed("no", 5 * SECOND), Snoozed("later", 5 * SECOND), Released("stopped")]
 
 
 @pytest.mark.parametrize("how", RETURNS, ids=["failed", "snoozed", "released"])
-async def test_a_key_released_at_start_is_not_retaken_by_a_retry(store: Store, clock: ManualClock, how: Ending) -> None:
+async def test_a_key_released_at_start_is_not_retaken_by_a_retry(
+    store: Store, clock: ManualClock, how: RunOutcome
+) -> None:
     until_started = Unique("a", until="started")
     first, _, _ = await enqueue(store, until_started)
     assert (await enqueue(store, until_started))[1:] == (Outcome.DUPLICATE, first.id)

@@ -10,7 +10,7 @@ from fairlane.clock import ManualClock
 from fairlane.errors import JobNotFound
 from fairlane.job import State
 from fairlane.policy import Concurrency, Fair, Policy, Rate
-from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome, Released
+from fairlane.scheduler.settlement import Cancelled, Died, Done, Released, RunOutcome
 from fairlane.store.protocol import Pruned, Retention, Store
 from tests.store.harness import SECOND, assert_at_rest, by_key, claim, finish, given_jobs, ids, state_of
 
@@ -24,7 +24,7 @@ KEEP = Retention()
     ids=["done", "cancelled", "dead"],
 )
 async def test_finished_jobs_stay_for_their_time_and_no_longer(
-    store: Store, clock: ManualClock, outcome: Outcome, stays: str
+    store: Store, clock: ManualClock, outcome: RunOutcome, stays: str
 ) -> None:
     await store.declare(PLAIN)
     (job,) = await given_jobs(store, PLAIN)

@@ -15,7 +15,7 @@ import pytest
 from fairlane.clock import ManualClock
 from fairlane.job import Claim
 from fairlane.policy import Concurrency, Policy, Rate
-from fairlane.scheduler.settlement import Failed, Outcome, Released, Retried, Snoozed
+from fairlane.scheduler.settlement import Failed, Released, Retried, RunOutcome, Snoozed
 from fairlane.store.protocol import Listener, Store, WorkerIdentity
 from tests.store.harness import (
     LEASE,
@@ -403,7 +403,9 @@ async def test_a_waiter_hears_of_work_that_a_settlement_made_claimable(
     [Retried("at once", 0), Failed("boom", 3_600 * SECOND), Snoozed("nap", SECOND)],
     ids=["retried at once", "failed", "snoozed"],
 )
-async def test_a_waiter_hears_of_a_job_that_another_process_has_put_off(stores: list[Store], outcome: Outcome) -> None:
+async def test_a_waiter_hears_of_a_job_that_another_process_has_put_off(
+    stores: list[Store], outcome: RunOutcome
+) -> None:
     """E2: a retry that an engine's worker had settled was found by a look at the file, once a second."""
     await given_jobs(stores[0], PLAIN)
     held = await claim(stores[0], "webhooks")

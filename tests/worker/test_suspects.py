@@ -14,7 +14,7 @@ import pytest
 
 from fairlane import App, Job, State, Task
 from fairlane.clock import SECOND, ManualClock
-from fairlane.scheduler.settlement import SEEN, Done, Lost, Outcome, Released, settle
+from fairlane.scheduler.settlement import SEEN, Done, Lost, Released, RunOutcome, settle
 from fairlane.store import records
 from fairlane.store.protocol import Store, WorkerIdentity
 from fairlane.worker import Worker
@@ -29,7 +29,7 @@ from tests.worker.harness import WatchedStore, reaches, turns, working
 GONE = WorkerIdentity(uuid4(), "gone")
 
 
-async def settle_next(store: Store, count: int, outcome: Outcome, queue: str = "default") -> None:
+async def settle_next(store: Store, count: int, outcome: RunOutcome, queue: str = "default") -> None:
     """Let so many jobs be claimed by a worker that is gone, and end so."""
     claimed = await store.claim(queue, lambda: count, worker=GONE, lease=timedelta(seconds=30))
     assert len(claimed.claims) == count

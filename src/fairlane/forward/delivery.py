@@ -32,9 +32,9 @@ from fairlane.scheduler.settlement import (
     Died,
     Done,
     Failed,
-    Outcome,
     Released,
     Retried,
+    RunOutcome,
     Settlement,
     settle,
 )
@@ -188,7 +188,7 @@ class Deliveries:
         adopted, asked_at = found
         claim = adopted.claim
         task = self._app.registry.find(claim.task)
-        outcome: Outcome
+        outcome: RunOutcome
         if claim.cancel_requested:
             outcome = Cancelled("cancelled before it ran")
         elif task is None:
@@ -235,7 +235,7 @@ class Deliveries:
         runs again when its lease expires, as if the process had been killed. Not at once: the engine may be about to
         report that it ended the job itself, by its time limit or because it was revoked. Signals such as `Retry` mean
         what they always mean. Returns the new state of the job; `None` if nothing is recorded."""
-        outcome: Outcome | None = outcome_of(delivery, error, delivery.process.time.wall())
+        outcome: RunOutcome | None = outcome_of(delivery, error, delivery.process.time.wall())
         if isinstance(outcome, Failed) and (is_lost or is_final):
             outcome = None if is_lost else Died(outcome.error)
         settlement = await delivery.process.end(delivery, outcome, error)
@@ -363,7 +363,7 @@ class _Process:
         return self._clock.monotonic() - run.started_at
 
     async def end(
-        self, delivery: Delivery, outcome: Outcome | None, error: BaseException | None = None
+        self, delivery: Delivery, outcome: RunOutcome | None, error: BaseException | None = None
     ) -> Settlement | None:
         """Record how it ended; nothing if its claim is lost."""
         delivery.handle = None  # only this settlement could still be cancelled

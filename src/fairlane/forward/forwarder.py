@@ -27,6 +27,7 @@ from uuid import UUID
 import msgspec
 
 from fairlane.app import App
+from fairlane.backoff import Backoff
 from fairlane.clock import microseconds
 from fairlane.codec import Codec
 from fairlane.errors import ConfigurationError, DuplicateJob, FairlaneError, InvalidJob, UndecodablePayload
@@ -35,7 +36,6 @@ from fairlane.job import ENGINES_MESSAGE, Claim, stored_in, trace_of
 from fairlane.parameters import check_value
 from fairlane.policy.partitions import whole_of
 from fairlane.policy.unique import Unique
-from fairlane.scheduler.settlement import Backoff
 from fairlane.task import (
     MOST_ATTEMPTS,
     Call,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
 from typing import assert_never
@@ -12,10 +11,7 @@ from uuid import UUID
 import msgspec
 from msgspec.structs import replace
 
-from fairlane.clock import SECOND, microseconds
-from fairlane.errors import ConfigurationError
 from fairlane.job import SUSPECT_FROM, BuiltEffects, Claim, NewIds, OnDead, State
-from fairlane.parameters import checked, shown
 from fairlane.redaction import without_secrets
 
 SEEN = SUSPECT_FROM
@@ -23,53 +19,6 @@ UNSEEN = 1
 """What a loss adds to the suspicion of a job that ran: one that nobody saw makes no suspect, it takes two of them."""
 DISPATCHER = 8
 """The version of a dispatcher's id, as of a UUID: those of workers are random (4)."""
-
-
-@dataclass(frozen=True, slots=True, init=False)
-class Backoff:
-    """Exponential backoff: `first`, then times `factor` each attempt, up to `cap`; then a jitter on top.
-
-    The jitter comes after the cap: jobs that have all reached it would otherwise come back as one herd.
-    """
-
-    first: int
-    factor: float
-    cap: int
-    jitter: float
-
-    @checked(unchecked=["first", "cap"])
-    def __init__(
-        self,
-        first: timedelta | str | float = "1s",
-        *,
-        factor: float = 2.0,
-        cap: timedelta | str | float = "1h",
-        jitter: float = 0.2,
-    ) -> None:
-        what = f"Backoff({shown(first)}, factor={factor!r}, cap={shown(cap)}, jitter={jitter!r})"
-        try:
-            start, most = microseconds(first), microseconds(cap)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{what}: {error}") from None
-        if start < 0 or most < start:
-            raise ConfigurationError(f"{what}: `first` is at least 0, and `cap` at least `first`")
-        if not 1.0 <= factor <= 100.0:
-            raise ConfigurationError(f"{what}: `factor` lies between 1 and 100")
-        if not 0.0 <= jitter <= 1.0:
-            raise ConfigurationError(f"{what}: `jitter` is a fraction between 0 and 1")
-        for name, value in (("first", start), ("factor", float(factor)), ("cap", most), ("jitter", float(jitter))):
-            object.__setattr__(self, name, value)
-
-    def delay(self, attempt: int, chance: float) -> int:
-        """Microseconds until the next attempt, after `attempt` have failed; `chance` in [0, 1) picks the jitter."""
-        # The exponent is bounded before it is raised: attempt 5,000 is a cap, not an overflow.
-        exponent = min(max(attempt, 1) - 1, 64)
-        delay = min(float(self.cap), self.first * self.factor**exponent)
-        return round(delay * (1.0 + self.jitter * chance))
-
-    def __repr__(self) -> str:
-        first, cap = f"{self.first / SECOND:g}s", f"{self.cap / SECOND:g}s"
-        return f"Backoff({first!r}, factor={self.factor:g}, cap={cap!r}, jitter={self.jitter:g})"
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -138,7 +87,7 @@ class Lost(msgspec.Struct, frozen=True):
     """By how much: 0 where it did not run, `UNSEEN` where its host may be gone, `SEEN` where its process died."""
 
 
-Outcome = Done | Failed | Retried | Snoozed | Died | Cancelled | Released | Interrupted | Lost
+RunOutcome = Done | Failed | Retried | Snoozed | Died | Cancelled | Released | Interrupted | Lost
 
 
 class Verdict(IntEnum):
@@ -183,7 +132,7 @@ class Settlement(msgspec.Struct, frozen=True):
     committed."""
     lag: int | None = None
     """Microseconds from admission to start, where an engine ran it: what an adaptive cap looks at, not the run time."""
-    retry_after: int | None = None
+    retry_after: Callable[[], int] | None = None
     """If the effects are refused for good: microseconds until the next attempt; `None` if there is none."""
 
     @property
@@ -195,9 +144,8 @@ class Settlement(msgspec.Struct, frozen=True):
 
     def if_effects_refused(self, reason: str) -> Settlement:
         """What applies instead if the effects are refused for good: the attempt has failed."""
-        to = State.DEAD if self.retry_after is None else State.SCHEDULED
-        error = without_secrets(reason)
-        return Settlement(self.job, self.lease, to, "failed", self.ran, self.retry_after, error=error)
+        to, delay = (State.DEAD, None) if self.retry_after is None else (State.SCHEDULED, self.retry_after())
+        return Settlement(self.job, self.lease, to, "failed", self.ran, delay, error=without_secrets(reason))
 
     def if_asked_to_cancel(self) -> Settlement:
         """What applies instead where the job has been asked to cancel: it goes on no more, but an end stays an end.
@@ -228,14 +176,14 @@ class Settlement(msgspec.Struct, frozen=True):
         return replace(self, effects=None, error=error)
 
 
-def settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
+def settle(claim: Claim, outcome: RunOutcome, ran: int) -> Settlement:
     """What an outcome means for its job. What is obviously secret in its error stays out of it."""
     settlement = _settle(claim, outcome, ran)
     error = settlement.error
     return settlement if error is None else replace(settlement, error=without_secrets(error))
 
 
-def _settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
+def _settle(claim: Claim, outcome: RunOutcome, ran: int) -> Settlement:
     last = claim.attempt >= claim.max_attempts
     ended = partial(Settlement, claim.id, claim.lease)
     match outcome:
@@ -277,7 +225,7 @@ def _settle(claim: Claim, outcome: Outcome, ran: int) -> Settlement:
             assert_never(outcome)
 
 
-def abandoned_by(worker: UUID) -> Outcome:
+def abandoned_by(worker: UUID) -> RunOutcome:
     """How a claim of a worker ends that is gone."""
     if worker.version == DISPATCHER:
         # Whoever begins a job that was dispatched adopts it, and holds it then.

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
+from fairlane.backoff import Backoff
 from fairlane.clock import SECOND, Instant, as_instant, microseconds
 from fairlane.errors import ConfigurationError, FairlaneError
 from fairlane.parameters import check_fields, checked, shown
 from fairlane.policy.keys import canonical_keys
-from fairlane.scheduler.settlement import Backoff
 from fairlane.simulation.run import JobKind, SimulatedJob
 
 Duration = str | float

@@ -26,7 +26,7 @@ from fairlane.parameters import checked, shown
 from fairlane.policy.keys import canonical_keys
 from fairlane.policy.partitions import parse_partition
 from fairlane.queue import partitions_served
-from fairlane.scheduler.settlement import Outcome, Settlement
+from fairlane.scheduler.settlement import RunOutcome, Settlement
 from fairlane.store.operators import JobFilter
 from fairlane.store.protocol import Listener, Store, WorkerIdentity
 from fairlane.task import Call, Enqueued, Task
@@ -212,7 +212,7 @@ class Runner(Execution):
     def _end(
         self,
         run: Run,
-        outcome: Outcome | None,
+        outcome: RunOutcome | None,
         error: BaseException | None = None,
         settlement: Settlement | None = None,
     ) -> Settlement | None:

@@ -24,7 +24,7 @@ from fairlane.clock import SECOND, lasting
 from fairlane.errors import FairlaneError, StoreUnavailable
 from fairlane.job import Claim, State
 from fairlane.policy.partitions import LEARNED_EVERY
-from fairlane.scheduler.settlement import SEEN, UNSEEN, Interrupted, Lost, Outcome, Released, Settlement, settle
+from fairlane.scheduler.settlement import SEEN, UNSEEN, Interrupted, Lost, Released, RunOutcome, Settlement, settle
 from fairlane.store import operators
 from fairlane.store.protocol import WorkerIdentity
 from fairlane.store.stats_values import BlockedLoop
@@ -366,7 +366,7 @@ class Crew(Execution):
                 else:
                     self.waiting.appendleft(run)
                 continue
-            outcome: Outcome | None = self._missed(run)
+            outcome: RunOutcome | None = self._missed(run)
             if run.stop is Stop.GONE:
                 outcome = None
             elif self._slots.is_closed:
@@ -445,7 +445,7 @@ class Crew(Execution):
         return [mate.block for mate in self._mates if mate.block is not None]
 
     def _end_of_lost(self, run: Run, noted: Noted, ending: str, *, is_alone: bool) -> Settlement | None:
-        outcome: Outcome
+        outcome: RunOutcome
         match run.stop, noted:
             case Stop.GONE, _:
                 return None
@@ -609,7 +609,7 @@ class Runner(Execution):
     def _give_back_stale(self) -> None:
         """The worker sets the time by which jobs have to begin."""
 
-    def _withdraw(self, run: Run, outcome: Outcome | None) -> None:
+    def _withdraw(self, run: Run, outcome: RunOutcome | None) -> None:
         super()._withdraw(run, outcome)
         if outcome is None:
             self._report(End(run.claim.id))
@@ -617,7 +617,7 @@ class Runner(Execution):
     def _end(
         self,
         run: Run,
-        outcome: Outcome | None,
+        outcome: RunOutcome | None,
         error: BaseException | None = None,
         settlement: Settlement | None = None,
     ) -> Settlement | None:

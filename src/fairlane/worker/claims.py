@@ -37,7 +37,7 @@ from fairlane.worker.runtime import Runtime
 if TYPE_CHECKING:
     from fairlane.cron.schedules import CronRunner
     from fairlane.worker.execution import Execution, Run
-    from fairlane.worker.runs import Leases
+    from fairlane.worker.leases import Leases
 
 
 SHORTEST_RUN = 5.0

@@ -21,7 +21,7 @@ from uuid import UUID
 from fairlane.clock import SECOND
 from fairlane.errors import InvalidJob, UndecodablePayload
 from fairlane.job import Claim
-from fairlane.scheduler.settlement import Cancelled, Died, Done, Outcome, Released, Settlement, settle
+from fairlane.scheduler.settlement import Cancelled, Died, Done, Released, RunOutcome, Settlement, settle
 from fairlane.scheduler.snapshot import AHEAD, Pace
 from fairlane.store.stats_values import BlockedLoop
 from fairlane.task import Task
@@ -268,7 +268,7 @@ class Execution:
         lag = max(0, min(self.time.now() - claimed_at, LONGEST_START_LAG))
         self.start_lag = lag if lag > self.start_lag else self.start_lag + (lag - self.start_lag) // 16
 
-    def _refuse(self, queue: QueueSlots, claim: Claim, outcome: Outcome) -> None:
+    def _refuse(self, queue: QueueSlots, claim: Claim, outcome: RunOutcome) -> None:
         queue.used -= 1
         self.settle_later(settle(claim, outcome, 0), queue)
 
@@ -423,7 +423,7 @@ class Execution:
             raise TimeoutError
         return value
 
-    def _done(self, run: Run, value: Any) -> Outcome:
+    def _done(self, run: Run, value: Any) -> RunOutcome:
         try:
             return Done(run.task.codec.encode_result(value, self.max_result), run.effects)
         except InvalidJob as error:
@@ -432,7 +432,7 @@ class Execution:
     def _end(
         self,
         run: Run,
-        outcome: Outcome | None,
+        outcome: RunOutcome | None,
         error: BaseException | None = None,
         settlement: Settlement | None = None,
     ) -> Settlement | None:
@@ -507,7 +507,7 @@ class Execution:
         elif run.child is not None:
             run.child.kill()
 
-    def _withdraw(self, run: Run, outcome: Outcome | None) -> None:
+    def _withdraw(self, run: Run, outcome: RunOutcome | None) -> None:
         """Take back a run whose handler has not been called."""
         if not self.give_back(run):
             outcome = None  # the watchdog has

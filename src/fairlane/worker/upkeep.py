@@ -18,7 +18,8 @@ from fairlane.store.audit import UPKEEP, Note
 from fairlane.store.protocol import Pruned, Reaped, Retention, Store
 from fairlane.store.repartition import PARTITION, advance
 from fairlane.waits import REJOINED_WITHIN, Outage, jittered, pause
-from fairlane.worker.runs import RENEWALS, log_job
+from fairlane.worker.leases import RENEWALS
+from fairlane.worker.runs import log_job
 from fairlane.worker.runtime import Runtime, Warnings
 
 log = logging.getLogger("fairlane.worker")

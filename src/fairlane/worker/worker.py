@@ -31,11 +31,12 @@ from fairlane.waits import Outage, StoreTime, first_of, pause
 from fairlane.worker.children import Crew, RunnerHost, serve
 from fairlane.worker.claims import Claiming, Slots
 from fairlane.worker.execution import Execution
+from fairlane.worker.leases import Leases
 from fairlane.worker.options import WorkerOptions
 from fairlane.worker.processes import STOPS, die_with, die_with_parent, leave_signals_to_the_worker
 from fairlane.worker.reports import EVERY as REPORTS_EVERY
 from fairlane.worker.reports import Health, Watching, keep_reporting, showing, take_back
-from fairlane.worker.runs import Leases, Settling, Stop, log_job
+from fairlane.worker.runs import Settling, Stop, log_job
 from fairlane.worker.runtime import Program, Runtime, Supervisor, Warnings
 from fairlane.worker.upkeep import (
     audit_gates,

@@ -1,7 +1,7 @@
 -- Fairlane on PostgreSQL. Instants are whole microseconds since 1970, states are the numbers of `job.State`, standings
 -- those of `snapshot.Standing`. Identities of lanes, flows and gates are the first 16 bytes of a SHA-256.
 
--- Queue time: the database's clock, except that it never goes back (see store/queue_time.py). Two numbers are stored for it, as
+-- Queue time: the database's clock, except that it never goes back (see store/boards.py). Two numbers are stored for it, as
 -- sequences: every statement can read them (0.15 µs each), a snapshot that stays open keeps no old versions of them, and a
 -- change holds at once, also for transactions that are already open.
 create sequence fairlane.time_ahead as bigint minvalue 0 start 0;

@@ -1,7 +1,7 @@
 -- Fairlane on SQLite. Instants are whole microseconds since 1970. Identities of lanes, flows and gates are 16 bytes (see
 -- policy/keys.py).
 
--- By how much queue time is ahead of the clock, and the latest instant of it that is stored: see store/queue_time.py.
+-- By how much queue time is ahead of the clock, and the latest instant of it that is stored: see store/boards.py.
 create table queue_time (only integer primary key check (only = 1), ahead integer not null, latest integer not null) strict;
 
 create table queues (
