@@ -24,13 +24,7 @@ from fairlane.redaction import Redactor
 from fairlane.scheduler.explain import Explanation, Hold, Holder
 from fairlane.store.audit import AuditEntry
 
-# fmt: off
-COLUMNS = (
-    "id", "queue", "task", "state", "priority", "keys", "attempt", "max_attempts", "replays", "context", "enqueued_at",
-    "due_at", "claimed_at", "finished_at", "worker", "error", "progress", "progress_message", "cancel_requested",
-    "has_on_dead",
-)
-# fmt: on
+COLUMNS = tuple(name for name in JobRecord.__struct_fields__ if name not in ("payload", "result"))
 MOMENTS = ("at", "since", "until", "now", "earliest", "estimate", "last_slot")
 """Fields that are times, besides those that end in `_at`."""
 

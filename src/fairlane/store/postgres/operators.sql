@@ -42,9 +42,7 @@ limit $5::integer
 -- name: select_fitting
 -- Of these jobs, in their order, those that fit.
 -- $1 jobs, $2 queue, $3 task, $4 state, $5 keys, $6 and $7 enqueued since and until, $8 and $9 finished, $10 how many
-select j.id, q.name, j.task, j.state, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.due_at,
-    j.claimed_at, j.finished_at, j.worker, j.error, j.result, j.progress, j.progress_message, j.cancel_requested, j.replays,
-    j.on_dead is not null as has_on_dead, j.context
+select {job_columns}
 from unnest($1::uuid[]) with ordinality as g (id, nth)
 cross join lateral (select j.* from fairlane.jobs j where j.id = g.id limit 1) j
 cross join lateral (select q.name from fairlane.queues q where q.id = j.queue_id limit 1) q

@@ -562,10 +562,13 @@ update fairlane.jobs
 set progress = $3, progress_message = $4
 where id = $1 and lease = $2 and state = {running}
 
--- name: select_job
-select j.id, q.name, j.task, j.state, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.due_at,
+-- part: job_columns
+j.id, q.name, j.task, j.state, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.due_at,
     j.claimed_at, j.finished_at, j.worker, j.error, j.result, j.progress, j.progress_message, j.cancel_requested, j.replays,
     j.on_dead is not null as has_on_dead, j.context
+
+-- name: select_job
+select {job_columns}
 from fairlane.jobs j
 join fairlane.queues q on q.id = j.queue_id
 where j.id = $1

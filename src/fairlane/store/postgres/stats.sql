@@ -458,9 +458,7 @@ limit $2
 select j.*
 from unnest($1::tid[]) with ordinality as u (place, nth)
 cross join lateral (
-    select j.id, q.name, j.task, j.state, j.priority, j.keys, j.payload, j.attempt, j.max_attempts, j.enqueued_at, j.due_at,
-        j.claimed_at, j.finished_at, j.worker, j.error, j.result, j.progress, j.progress_message, j.cancel_requested,
-        j.replays, j.on_dead is not null as has_on_dead, j.context
+    select {job_columns}
     from fairlane.jobs j
     cross join lateral (select q.name from fairlane.queues q where q.id = j.queue_id limit 1) q
     where j.ctid = u.place

@@ -43,8 +43,7 @@ limit ?5
 -- Of these jobs, in their order, those that fit.
 -- ?1 ids, one after the other, ?2 queue, ?3 task, ?4 state, ?5 keys, ?6 and ?7 enqueued since and until, ?8 and ?9 finished, ?10 how many
 with recursive given (n) as (select 0 union all select n + 1 from given where 16 * (n + 1) < length(?1))
-select jobs.id, queues.name, task, state, priority, keys, payload, attempt, max_attempts, enqueued_at, due_at, claimed_at,
-    finished_at, worker, error, result, progress, progress_message, cancel_requested, replays, on_dead is not null, context
+select {job_columns}
 from given
 cross join jobs on jobs.id = substr(?1, 16 * n + 1, 16)
 cross join queues on queues.id = jobs.queue

@@ -290,9 +290,12 @@ update jobs
 set progress = ?3, progress_message = ?4
 where id = ?1 and lease = ?2 and state = {running}
 
--- name: select_job
-select jobs.id, queues.name, task, state, priority, keys, payload, attempt, max_attempts, enqueued_at, due_at, claimed_at,
+-- part: job_columns
+jobs.id, queues.name, task, state, priority, keys, payload, attempt, max_attempts, enqueued_at, due_at, claimed_at,
     finished_at, worker, error, result, progress, progress_message, cancel_requested, replays, on_dead is not null, context
+
+-- name: select_job
+select {job_columns}
 from jobs
 join queues on queues.id = jobs.queue
 where jobs.id = ?

@@ -312,8 +312,7 @@ cross join lanes as l on l.id in (select id from lanes where flow = substr(?2, 1
 
 -- name: select_jobs_at
 -- Jobs by their positions. ?1 positions
-select jobs.id, queues.name, task, state, priority, keys, payload, attempt, max_attempts, enqueued_at, due_at, claimed_at,
-    finished_at, worker, error, result, progress, progress_message, cancel_requested, replays, on_dead is not null, context
+select {job_columns}
 from json_each(?1) as u
 cross join jobs on jobs.position = u.value
 cross join queues on queues.id = jobs.queue
