@@ -274,7 +274,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         task_id="order-7",
         reply_to="somebody",
         stamped_headers=["stamp"],
-        build="blue",
+        stamp="blue",
     ),
     "another queue": lambda add: add.apply_async((1, 2), queue="other"),
     "callbacks": lambda add: add.apply_async((1, 2), link=add.s(3), link_error=add.si(4, 5)),

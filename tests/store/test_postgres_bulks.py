@@ -82,7 +82,7 @@ async def test_a_job_that_is_copied_in_is_the_one_that_would_be_inserted(
             "as row from fairlane.jobs j order by position"
         )
         events = await connection.fetch(
-            "select to_jsonb(a) - '{xid,floor,given_by}'::text[] as lane event, j.id as first, g.id as giver "
+            "select to_jsonb(a) - '{xid,floor,given_by}'::text[] as event, j.id as first, g.id as giver "
             "from fairlane.arrivals a join fairlane.jobs j on j.position = a.floor "
             "left join fairlane.jobs g on g.position = a.given_by order by a.floor"
         )

@@ -77,7 +77,7 @@ INDEXES = {
     "promote": {"jobs_due", "jobs_pkey"},
     "enqueue": {"waiters_pkey"},
     "store_job": {"waiters_pkey"},
-    "ring": {"waiters_pkey"},
+    "append_events": {"waiters_pkey"},
     "adopt": {"jobs_pkey", "leases_pkey", "queues_pkey"},
     "are_stored": {"jobs_pkey"},
     "settle_done": SETTLING,

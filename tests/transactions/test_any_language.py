@@ -152,7 +152,7 @@ select q.name, encode(j.lane, 'hex') as lane, j.keys::text, j.lane_keys::text,
     convert_from(j.payload, 'UTF8') as payload,
     j.priority, j.max_attempts, j.state, j.context::json ->> 'plan' as plan, j.given::jsonb::text as given,
     (select jsonb_agg(jsonb_build_array(encode(a.lane, 'hex'), a.priority, a.keys, a.count) order by a.floor)::text
-     from fairlane.arrivals a where a.floor = j.position) as lane events
+     from fairlane.arrivals a where a.floor = j.position) as events
 from fairlane.jobs j join fairlane.queues q on q.id = j.queue_id where j.id = $1
 """
 

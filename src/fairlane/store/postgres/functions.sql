@@ -380,7 +380,7 @@ create or replace function fairlane.write_claim(
     starts fairlane.start[],
     holders fairlane.holder[],
     backlogs fairlane.gates[],
-    stats bytea,
+    claim_stats bytea,
     waiter uuid,
     alive_lock bigint,
     nudges bigint
@@ -445,7 +445,7 @@ begin
     ),
     noted as (
         insert into fairlane.journal (queue_id, seq, token, delta, stats)
-        values (queue, changed_to, changed_token, changed, write_claim.stats)
+        values (queue, changed_to, changed_token, changed, claim_stats)
     ),
     released as (
         delete from fairlane.releases r
