@@ -91,7 +91,7 @@ async def test_a_request_asks_the_database_as_often_for_twenty_queues_and_keys_a
     twenty = await cost_of_looking(await a_site(stack, database_url, clock, queues=20, keys=20), statements)
     # The doctor takes every queue by itself; how many keys they have does not matter to it either.
     assert few.pop("diagnose") > 0
-    assert twenty.pop("diagnose") < 32 * 20  # a board is read in three statements, and a transaction on SQLite asks the time
+    assert twenty.pop("diagnose") < 32 * 20  # a board is three statements; on SQLite each transaction asks the time
     # An explanation runs the plan, which asks for what it needs in rounds: a few, however much there is.
     for explaining in ("explain_job", "explain_queue", "show_key"):
         assert abs(few.pop(explaining) - twenty.pop(explaining)) <= 3, explaining
