@@ -60,7 +60,14 @@ def test_a_setting_of_the_app_that_makes_no_sense_is_refused_by_name(settings: d
 
 
 def test_an_app_does_not_show_its_password() -> None:
-    assert "secret" not in repr(App("postgresql://user:secret@host/base"))
+    for password in ("secret", "sec ret", "s@cret", "sec:ret"):
+        shown = repr(App(f"postgresql://user:{password}@127.0.0.1:1/base"))
+        assert "cret" not in shown.partition("@127")[0], shown
+        assert "127.0.0.1:1/base" in shown
+    with pytest.raises(ConfigurationError, match="%2F") as refused:
+        App("postgresql://user:se/cret@host/base")
+    assert "cret" not in str(refused.value)
+    assert "se/" not in str(refused.value)
 
 
 def test_queues_and_tasks_are_declared_once() -> None:

@@ -351,7 +351,7 @@ class App(Declarations):
         self._inherited: list[object] = []
 
     def __repr__(self) -> str:
-        return f"<App {without_secrets(self.url)}>"
+        return f"<App {without_password(self.url)}>"
 
     @overload
     def on_event(self, handler: H, /) -> H: ...
@@ -690,7 +690,7 @@ def store_factory(url: str, clock: Clock, durable_claims: bool) -> Callable[[], 
 
         return postgres
     raise ConfigurationError(
-        f"{shown(without_secrets(url))} is not a database URL that Fairlane knows; possible are sqlite:///file.db, "
+        f"{shown(without_password(url))} is not a database URL that Fairlane knows; possible are sqlite:///file.db, "
         f"sqlite:// (in memory) and postgresql://user@host/database"
     )
 
@@ -702,9 +702,12 @@ def _check_hosts(url: str, rest: str) -> None:
         try:
             urlsplit(f"//{host}").port  # noqa: B018 - it is checked when it is read
         except ValueError:
+            if "@" in rest.partition("/")[2]:  # what looks like a host is a login
+                why = "a '/' in its password is written %2F"
+            else:
+                why = f"{host!r} is neither a host nor a host and a port from 1 to 65535"
             raise ConfigurationError(
-                f"{without_secrets(url)!r} is not a database URL: {host!r} is neither a host nor a host and a port "
-                "from 1 to 65535; write postgresql://user@host:5432/database"
+                f"{without_password(url)!r} is not a database URL: {why}; write postgresql://user@host:5432/database"
             ) from None
 
 
@@ -726,3 +729,13 @@ def actor_of_process() -> str:
     except (KeyError, OSError):  # in a container, the uid may have no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
+
+
+def without_password(url: str) -> str:
+    """The URL of a database as it may be shown. All of it is known to be one URL, so its login ends at the last `@`,
+    whatever signs the password has."""
+    head, at, tail = url.rpartition("@")
+    scheme, separator, login = head.partition("://")
+    user, colon, _ = login.partition(":")
+    masked = f"{scheme}{separator}{user}{':***' if colon else ''}{at}{tail}" if at else url
+    return without_secrets(masked)

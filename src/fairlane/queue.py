@@ -374,9 +374,9 @@ class HeldClaim:
         return f"<claim of job {self.id} ({self.task}), attempt {self.attempt} of {self.max_attempts}>"
 
     def __getattr__(self, name: str) -> Any:
-        if name in HeldClaim.__annotations__:
+        if name in HeldClaim.__annotations__ and not name.startswith("_"):
             return getattr(self._claim, name)
-        raise AttributeError(f"{self!r} has no attribute {name!r}")
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     @property
     def args(self) -> Sequence[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -108,6 +109,14 @@ async def test_a_task_of_another_program_has_a_payload_and_takes_a_result_as_byt
 
 
 # Every end.
+
+
+async def test_a_claim_can_be_copied_and_names_what_it_lacks(shop: Shop) -> None:
+    await shop.deliver.enqueue(1, account="acme")
+    (claim,) = await shop.queue.claim(1)
+    assert copy.copy(claim).id == claim.id
+    with pytest.raises(AttributeError, match="HeldClaim has no attribute 'jobs'"):
+        claim.jobs  # noqa: B018
 
 
 async def test_ack_stores_the_result_and_the_time_it_took(

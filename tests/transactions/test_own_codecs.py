@@ -1,12 +1,15 @@
-"""Callers whose driver writes JSON in a way of its own: what is stored for them is what is stored for everybody."""
+"""Callers whose driver writes JSON, or makes rows, in its own way: what is stored is what is stored for everybody."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import asyncpg
+import psycopg
 import pytest
+from psycopg.rows import dict_row, namedtuple_row, scalar_row
 
 from fairlane import App, Fair, Outcome, Unique
 from fairlane.testing import run_until_idle
@@ -71,3 +74,31 @@ async def test_a_unique_key_is_held_whoever_asks(postgres_url: str) -> None:
             again = await once.using(tx=connection).enqueue()
         assert (again, again.outcome) == (first, Outcome.DUPLICATE)
         await connection.close()
+
+
+@pytest.mark.parametrize("rows", [dict_row, namedtuple_row, scalar_row], ids=lambda made: made.__name__)
+@pytest.mark.parametrize("count", [1, 600])
+async def test_a_psycopg_connection_may_make_rows_in_its_own_way(postgres_url: str, rows: Any, count: int) -> None:
+    app = App(postgres_url)
+
+    queue = app.queue("mail")
+
+    @app.task(queue="mail", name="once", unique=Unique("{number}", until="done"))
+    async def once(number: int) -> int:
+        return number
+
+    async with app:
+        async with await psycopg.AsyncConnection.connect(postgres_url, row_factory=rows) as lent:
+            await once.using(tx=lent).enqueue_many([once.call(number) for number in range(count)])
+            await app.values.put("made", count, tx=lent)
+            assert await app.values.get("made", tx=lent) == count
+
+        def blocks() -> Outcome | None:
+            with psycopg.connect(postgres_url, row_factory=rows) as lent:
+                return once.using(tx=lent).enqueue_sync(0).outcome
+
+        assert await asyncio.to_thread(blocks) is Outcome.DUPLICATE
+        (claim,) = await queue.claim(1)
+        async with await psycopg.AsyncConnection.connect(postgres_url, row_factory=rows) as lent:
+            await claim.ack(claim.args[0], tx=lent)
+        assert await app.job(claim.id).result() == claim.args[0]

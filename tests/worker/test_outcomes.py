@@ -165,6 +165,22 @@ async def test_whatever_a_blocking_handler_raises_is_a_failure_of_its_job_alone(
         assert await (await fine.enqueue()).result() == "fine"
 
 
+async def test_an_error_that_no_coroutine_can_raise_is_recorded_as_itself(app: App) -> None:
+    @app.task(max_attempts=3, dead_on=StopIteration)
+    def fail() -> int:
+        return next(iter([]))
+
+    async with working(app):
+        job = await fail.enqueue()
+        with pytest.raises(JobFailed):
+            await job.result()
+        record = await job.record()
+        assert (record.state, record.attempt) == (State.DEAD, 1)
+        assert record.error is not None
+        assert "next(iter([]))" in record.error  # where it was raised
+        assert "RuntimeError" not in record.error
+
+
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
 async def test_whatever_an_async_handler_raises_is_a_failure_of_its_job_alone(app: App, error: BaseException) -> None:
     @app.task(max_attempts=1)

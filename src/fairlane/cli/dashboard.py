@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fairlane.app import without_password
 from fairlane.cli.database import app_of, operations_on
 from fairlane.cli.options import app_or_url_options
-from fairlane.redaction import Surface, without_secrets
+from fairlane.redaction import Surface
 
 if TYPE_CHECKING:  # an extra
     from starlette.applications import Starlette
@@ -60,7 +61,7 @@ def dashboard(
             built = create_dashboard(loaded, token=chosen, viewer_token=viewer_token, operations=operations)
             with _listening(host, port) as listening:
                 place = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}/"
-                click.echo(f"dashboard of {without_secrets(loaded.url)} at {place}")
+                click.echo(f"dashboard of {without_password(loaded.url)} at {place}")
                 if not token:
                     click.echo(f"log in: {place}login#token={chosen}")
                 is_serving = True

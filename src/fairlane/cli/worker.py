@@ -16,13 +16,13 @@ from typing import Any
 
 import click
 
-from fairlane.app import App
+from fairlane.app import App, without_password
 from fairlane.cli.database import load_app
 from fairlane.cli.options import app_options, options
 from fairlane.clock import lasting
 from fairlane.errors import ConfigurationError, UnknownQueue
 from fairlane.policy.partitions import parse_partition
-from fairlane.redaction import TextLines, without_secrets
+from fairlane.redaction import TextLines
 from fairlane.worker import QueueShare, WorkerOptions, run_mate, run_worker
 from fairlane.worker.logs import JsonLines
 from fairlane.worker.processes import command_of_worker
@@ -173,7 +173,7 @@ def spare_the_collector() -> None:
 
 def _banner(place: str, app: App, chosen: WorkerOptions, processes: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """What this worker is and serves, line by line, and the same as fields."""
-    slots, tasks, store = chosen.concurrency, len(list(app.registry)), without_secrets(app.url)
+    slots, tasks, store = chosen.concurrency, len(list(app.registry)), without_password(app.url)
     yield f"fairlane {version('fairlane')} on Python {platform.python_version()}, process {os.getpid()}", {}
     yield f"app:    {place} with {tasks:,} task{'' if tasks == 1 else 's'}", {"app": place, "tasks": tasks}
     yield f"store:  {store}", {"store": store}

@@ -105,6 +105,8 @@ class Suspended:
         return f"Suspended({self._limit!r})"
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self._limit, name)
 
     def room_at(self, gate: GateState, now: Instant) -> int:

@@ -399,6 +399,8 @@ class Execution:
         except GeneratorExit:
             raise  # the loop itself has ended: there is nothing left to settle with
         except BaseException as error:
+            if isinstance(error, _Unraisable) and error.__cause__ is not None:
+                error = error.__cause__
             self._end(run, outcome_of(run, error, self.time.wall()), error)
         else:
             self._end(run, None if run.stop is Stop.GONE else self._done(run, value))
@@ -415,7 +417,7 @@ class Execution:
             self._threads = ThreadPoolExecutor(self._slots.concurrency, thread_name_prefix="fairlane-handler")
         value, error = await self.loop.run_in_executor(self._threads, call)
         if isinstance(error, StopIteration | GeneratorExit):
-            raise RuntimeError(f"the task raised {error!r}") from error  # which no coroutine can raise
+            raise _Unraisable(f"the task raised {error!r}") from error
         if error is not None:
             raise error
         if run.stop is Stop.TIMEOUT:
@@ -648,6 +650,10 @@ class Execution:
             self._threads.shutdown(wait=False, cancel_futures=True)
         if self._children is not None:
             self._children.close()
+
+
+class _Unraisable(RuntimeError):
+    """What a function raised that no coroutine can raise; it is the cause."""
 
 
 def _call(run: Run) -> tuple[Any, BaseException | None]:

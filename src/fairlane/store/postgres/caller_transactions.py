@@ -153,11 +153,14 @@ class AsyncPsycopg(_Psycopg):
 
     async def fetch(self, statement: str, *parameters: Any) -> list[Row]:
         from psycopg import AsyncRawCursor
+        from psycopg.rows import tuple_row
 
         with _in_our_words():
-            async with AsyncRawCursor(self.driver) as cursor:
+            # Its own row factory: the connection may have one that makes dictionaries or objects.
+            async with AsyncRawCursor(self.driver, row_factory=tuple_row) as cursor:
                 await cursor.execute(statement.encode(), _given(parameters))
-                return await cursor.fetchall() if cursor.description else []
+                found: list[Any] = await cursor.fetchall() if cursor.description else []
+                return found
 
     async def copy_to_table(self, _table: str, *, source: AsyncIterable[bytes], **_: Any) -> None:
         """Store rows of jobs that are written as the server takes them."""
@@ -175,10 +178,12 @@ class BlockingPsycopg(_Psycopg):
 
     def _fetch(self, statement: str, parameters: Sequence[Any]) -> list[Row]:
         from psycopg import RawCursor
+        from psycopg.rows import tuple_row
 
-        with _in_our_words(), RawCursor(self.driver) as cursor:
+        with _in_our_words(), RawCursor(self.driver, row_factory=tuple_row) as cursor:
             cursor.execute(statement.encode(), _given(parameters))
-            return cursor.fetchall() if cursor.description else []
+            found: list[Any] = cursor.fetchall() if cursor.description else []
+            return found
 
     async def copy_to_table(self, _table: str, *, source: AsyncIterable[bytes], **_: Any) -> None:
         pieces = [piece async for piece in source]
