@@ -138,7 +138,7 @@ async def test_a_limit_and_a_weight_are_changed_for_a_key_and_given_back(site: S
 
 
 @pytest.mark.parametrize(
-    ("deed", "fields"),
+    ("action", "fields"),
     [
         ("set-limit", {**ACME, "limit": "concurrency:account", "value": "many"}),
         ("set-limit", {**ACME, "limit": "nonsense", "value": "1"}),

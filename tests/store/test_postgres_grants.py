@@ -46,7 +46,7 @@ NEEDS = {
         count_ready counts declare delete_value divide enqueue find_jobs fire_schedule foresee
         gates_that_move get_value held job keep_schedules keep_time listen look now policy policy_versions
         prune put_schedule put_value queues reap recount move_misrouted renew report report_progress retries scan_values
-        schedules settle stats time traces wait_until_ended wake_another
+        add_up schedules settle time traces wait_until_ended wake_another
     """,
     "viewer": """
         ask attempts audit counts end_session find_jobs given health is_session_ended job
@@ -59,8 +59,8 @@ NEEDS = {
     """,
 }
 """Of each role, the operations of a store that it needs: each is used below, under its rights."""
-WITHIN_OTHERS = {"fold", "foresee_replay", "in_force", "insert", "of_one_moment", "replace", "work_of"}
-"""What is done within `apply`, `ask`, `conclude`, `declare`, `policy`, `replay` and `stats`."""
+WITHIN_OTHERS = {"end_expired", "fold", "foresee_replay", "in_force", "insert", "of_one_moment", "replace", "work_of"}
+"""What is done within `apply`, `ask`, `conclude`, `claim`, `declare`, `policy`, `replay` and `add_up`."""
 
 
 class NotedStore:

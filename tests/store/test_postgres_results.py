@@ -117,7 +117,7 @@ async def test_a_wait_outlives_the_session_that_listened_for_it(
         before = store._results._id
         pid = await connection.fetchval(
             "select pid from pg_locks where locktype = 'advisory' and objid::bigint = "
-            "(select ear & 4294967295 from fairlane.result_listeners where waiter = $1)",
+            "(select alive_lock & 4294967295 from fairlane.result_listeners where waiter = $1)",
             before,
         )
         assert await connection.fetchval("select pg_terminate_backend($1)", pid) is True

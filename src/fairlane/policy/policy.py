@@ -122,6 +122,8 @@ class Policy:
         object.__setattr__(self, "keys", normalize_by(what, self.keys, "keys"))
         if self.fair is not None and not isinstance(self.fair, Fair):
             raise InvalidPolicy(f"{what}: fair={shown(self.fair)} is not a fair share; use Fair(by=…)")
+        if not isinstance(self.overrides, Overrides):
+            raise InvalidPolicy(f"{what}: overrides={shown(self.overrides)} is not a set of overrides; leave it out")
         self._check_sequence(what)
         if self.partition is not None:
             checked_partition(what, self.partition)
