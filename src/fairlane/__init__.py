@@ -5,7 +5,6 @@ What programs write every day is here. The rest has a module of its own: `fairla
 """
 
 from fairlane.app import App
-from fairlane.backoff import Backoff
 from fairlane.cron.schedules import Schedule
 from fairlane.effects import Effects
 from fairlane.errors import Cancel, Dead, FairlaneError, Retry, Snooze
@@ -23,7 +22,7 @@ from fairlane.policy import (
     Unique,
 )
 from fairlane.queue import HeldClaim, Queue
-from fairlane.task import BoundTask, Call, Enqueued, Foreseen, Job, Task
+from fairlane.task import Backoff, BoundTask, Call, Enqueued, Foreseen, Job, Task
 from fairlane.worker.runs import context
 
 __all__ = [

@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 from fairlane import parameters
-from fairlane.backoff import Backoff
 from fairlane.clock import Clock, Instant, SystemClock, checked_time, microseconds
 from fairlane.codec import Codec, PayloadCodec
 from fairlane.cron.recurrence import Missed
@@ -62,6 +61,7 @@ from fairlane.redaction import Redact, guard_loggers, without_secrets
 from fairlane.store.protocol import Retention, Store, WorkerIdentity
 from fairlane.task import (
     AsyncTask,
+    Backoff,
     BoundTask,
     Call,
     Duration,

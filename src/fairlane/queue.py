@@ -12,7 +12,6 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
-from fairlane.backoff import Backoff
 from fairlane.clock import SECOND, Clock, Instant, duration_of
 from fairlane.effects import Effects, landed_of
 from fairlane.enqueue import Producing, built_effects
@@ -46,7 +45,7 @@ from fairlane.scheduler.settlement import (
     settle,
 )
 from fairlane.store.protocol import Claimed, Landings, Listener, Looked, Store, WorkerIdentity
-from fairlane.task import LONGEST_DELAY, Duration, Registry, Task
+from fairlane.task import LONGEST_DELAY, Backoff, Duration, Registry, Task
 from fairlane.waits import ANSWER_WITHIN, Outage, first_of, jittered, pause
 from fairlane.worker.claims import Turns
 from fairlane.worker.runs import bounded, storable

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.backoff import Backoff
 from fairlane.clock import SECOND
 from fairlane.errors import ConfigurationError
+from fairlane.task import Backoff
 
 
 def test_each_attempt_waits_a_factor_longer_up_to_the_cap() -> None:

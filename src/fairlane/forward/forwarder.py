@@ -27,7 +27,6 @@ from uuid import UUID
 import msgspec
 
 from fairlane.app import App
-from fairlane.backoff import Backoff
 from fairlane.clock import microseconds
 from fairlane.codec import Codec
 from fairlane.errors import ConfigurationError, DuplicateJob, FairlaneError, InvalidJob, UndecodablePayload
@@ -38,6 +37,7 @@ from fairlane.policy.partitions import whole_of
 from fairlane.policy.unique import Unique
 from fairlane.task import (
     MOST_ATTEMPTS,
+    Backoff,
     Call,
     Duration,
     Job,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
 from typing import assert_never
@@ -132,7 +131,7 @@ class Settlement(msgspec.Struct, frozen=True):
     committed."""
     lag: int | None = None
     """Microseconds from admission to start, where an engine ran it: what an adaptive cap looks at, not the run time."""
-    retry_after: Callable[[], int] | None = None
+    retry_after: int | None = None
     """If the effects are refused for good: microseconds until the next attempt; `None` if there is none."""
 
     @property
@@ -144,8 +143,9 @@ class Settlement(msgspec.Struct, frozen=True):
 
     def if_effects_refused(self, reason: str) -> Settlement:
         """What applies instead if the effects are refused for good: the attempt has failed."""
-        to, delay = (State.DEAD, None) if self.retry_after is None else (State.SCHEDULED, self.retry_after())
-        return Settlement(self.job, self.lease, to, "failed", self.ran, delay, error=without_secrets(reason))
+        to = State.DEAD if self.retry_after is None else State.SCHEDULED
+        error = without_secrets(reason)
+        return Settlement(self.job, self.lease, to, "failed", self.ran, self.retry_after, error=error)
 
     def if_asked_to_cancel(self) -> Settlement:
         """What applies instead where the job has been asked to cancel: it goes on no more, but an end stays an end.

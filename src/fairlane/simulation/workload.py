@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from fairlane.backoff import Backoff
 from fairlane.clock import SECOND, Instant, as_instant, microseconds
 from fairlane.errors import ConfigurationError, FairlaneError
 from fairlane.parameters import check_fields, checked, shown
 from fairlane.policy.keys import canonical_keys
 from fairlane.simulation.run import JobKind, SimulatedJob
+from fairlane.task import Backoff
 
 Duration = str | float
 MOST_JOBS = 50_000_000

@@ -187,7 +187,7 @@ def settlement_of(run: RunningJob, outcome: RunOutcome, ran: int) -> Settlement:
     if settlement.effects is None:
         return settlement
     is_last = run.claim.attempt >= run.claim.max_attempts
-    retry_after = None if is_last else partial(run.task.options.backoff.delay, run.claim.attempt, 0.5)
+    retry_after = None if is_last else run.task.options.backoff.delay(run.claim.attempt, 0.5)
     return msgspec.structs.replace(settlement, late_effects=run.late, retry_after=retry_after)
 
 
